@@ -1,0 +1,129 @@
+//go:build ignore
+
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/*
+ * The programs of k2s-dnsbpf, one per attach point. Each obtains the packet, parses, decides, applies and counts once;
+ * only here a reason becomes a verdict. What is not ours goes to the next program on the hook, untouched.
+ */
+#include <linux/types.h>
+#include <linux/bpf.h>
+#include <linux/pkt_cls.h>
+
+#include "lib/common.h"
+#include "lib/config.h"
+#include "lib/dns.h"
+#include "lib/maps.h"
+#include "lib/metrics.h"
+#include "lib/pkt.h"
+#include "lib/rewrite_tc.h"
+#include "lib/steer.h"
+#include "lib/types.h"
+#include "lib/zones.h"
+
+/* bpf_redirect_neigh() and others are for GPL-compatible programs; the source is under either licence. */
+char __license[] SEC("license") = "Dual BSD/GPL";
+
+/* The next program on the hook, then the stack: TC_ACT_UNSPEC, which tcx calls TCX_NEXT. */
+#define PASS TC_ACT_UNSPEC
+
+/* A packet that the parser can't be shown whole, or that is more than one datagram, or has a VLAN tag beside it. */
+static __always_inline bool is_odd_skb(const struct __sk_buff *skb)
+{
+	return skb->vlan_present || skb->gso_size;
+}
+
+/* Make a packet's payload accessible. Invalidates all packet pointers. */
+static __always_inline int pull(struct __sk_buff *skb, __u32 length)
+{
+	if ((void *)(long)skb->data + length <= (void *)(long)skb->data_end)
+		return 0;
+	return bpf_skb_pull_data(skb, length);
+}
+
+static __always_inline int handle_query(struct __sk_buff *skb, bool local)
+{
+	struct dns_listener_key listener_key = {.port_be = cfg_dns_port_be};
+	void *data = (void *)(long)skb->data;
+	void *data_end = (void *)(long)skb->data_end;
+	struct dns_scratch *scratch;
+	struct dns_listener *listener;
+	struct dns_config *config;
+	struct dns_rewrite to = {};
+	enum dns_reason reason;
+	struct dns_pkt pkt = {};
+	int verdict = PASS;
+	__u32 zero = 0;
+
+	reason = parse_udp(data, data_end, skb->len, &pkt);
+	if (likely(reason == DNS_NOT_OURS || (pkt.dport != cfg_dns_port_be && pkt.dport != 0)))
+		return PASS;
+	if (load_addrs(data, data_end, &pkt))
+		return PASS;
+	__builtin_memcpy(&listener_key.addr, &pkt.dst, sizeof(listener_key.addr));
+	listener = bpf_map_lookup_elem(&dns_listeners, &listener_key);
+	scratch = bpf_map_lookup_elem(&dns_scratch, &zero);
+	config = bpf_map_lookup_elem(&dns_config, &zero);
+	if (!listener || !scratch || !config)
+		return PASS;
+
+	if (reason == DNS_OK && (is_odd_skb(skb) || pull(skb, pkt.dns_end)))
+		reason = DNS_REASON_passed_malformed;
+	if (reason == DNS_OK)
+		reason = parse_query((void *)(long)skb->data, (void *)(long)skb->data_end, config->question_seed,
+				     cfg_query_size_max, &pkt, scratch);
+	if (reason == DNS_OK)
+		reason = find_zone(scratch->name_length) ? DNS_OK : DNS_REASON_passed_external;
+	if (reason == DNS_OK)
+		reason = decide_query(&pkt, scratch, config, listener->scope, skb->ifindex, local, &to);
+	if (reason == DNS_REASON_steered)
+		verdict = apply_tc(skb, &pkt, &to, &reason);
+	count(listener->scope, reason);
+	return verdict;
+}
+
+/* Programs of this host ask an address of this host: their packets leave through lo. */
+SEC("tc")
+int dns_from_host(struct __sk_buff *skb)
+{
+	return handle_query(skb, true);
+}
+
+/* Other hosts ask an address of this host: on the ingress of the interface that they are behind. */
+SEC("tc")
+int dns_from_client(struct __sk_buff *skb)
+{
+	return handle_query(skb, false);
+}
+
+/* Endpoints reply: on the ingress of each interface that leads to one. */
+SEC("tc")
+int dns_from_backend(struct __sk_buff *skb)
+{
+	void *data = (void *)(long)skb->data;
+	void *data_end = (void *)(long)skb->data_end;
+	struct dns_scratch *scratch;
+	struct dns_config *config;
+	struct dns_rewrite to = {};
+	enum dns_reason reason;
+	enum dns_scope scope;
+	struct dns_pkt pkt = {};
+	int verdict = PASS;
+	__u32 zero = 0;
+
+	if (parse_udp(data, data_end, skb->len, &pkt) != DNS_OK)
+		return PASS;
+	config = bpf_map_lookup_elem(&dns_config, &zero);
+	if (!config || (__u16)(bpf_ntohs(pkt.dport) - config->nat_port_min) >= config->nat_port_count)
+		return PASS;
+	scratch = bpf_map_lookup_elem(&dns_scratch, &zero);
+	if (!scratch || load_addrs(data, data_end, &pkt) || is_odd_skb(skb) || pull(skb, pkt.dns_end))
+		return PASS;
+
+	reason = decide_reply((void *)(long)skb->data, (void *)(long)skb->data_end, &pkt, scratch, config, &scope, &to);
+	if (reason == DNS_NOT_OURS)
+		return PASS;
+	if (reason == DNS_REASON_replied)
+		verdict = apply_tc(skb, &pkt, &to, &reason);
+	count(scope, reason);
+	return verdict;
+}

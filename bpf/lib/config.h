@@ -1,0 +1,21 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+#ifndef DNSBPF_CONFIG_H
+#define DNSBPF_CONFIG_H
+
+#include "common.h"
+
+/*
+ * Settings that hold for the life of a load. They become constants before verification, so a switch costs nothing.
+ * What changes while programs are attached is in the map dns_config.
+ */
+
+/* The port that clients ask, big-endian. Listeners on other ports are not looked up. */
+const volatile __be16 cfg_dns_port_be = bpf_htons(53);
+
+/* A steered query's EDNS UDP payload size is lowered to this, so that no reply is fragmented (DNS flag day 2020). */
+const volatile __u16 cfg_edns_size_max = 1232;
+
+/* Queries longer than this are passed: a server need not read more from UDP (RFC 1035 section 2.3.4). */
+const volatile __u16 cfg_query_size_max = 512;
+
+#endif

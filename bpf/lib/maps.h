@@ -1,0 +1,92 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+#ifndef DNSBPF_MAPS_H
+#define DNSBPF_MAPS_H
+
+#include "common.h"
+#include "types.h"
+
+/* Settings that change while attached. Written by the daemon. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct dns_config);
+	__uint(pinning, LIBBPF_PIN_BY_NAME);
+} dns_config SEC(".maps");
+
+/* Intercepted (address, port) -> scope. Written by the daemon. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 256);
+	__type(key, struct dns_listener_key);
+	__type(value, struct dns_listener);
+	__uint(pinning, LIBBPF_PIN_BY_NAME);
+} dns_listeners SEC(".maps");
+
+/* Zone -> group of endpoints. Written by the daemon; one element is replaced as a whole. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 1024);
+	__type(key, __u64);
+	__type(value, struct dns_zone);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__uint(pinning, LIBBPF_PIN_BY_NAME);
+} dns_zones SEC(".maps");
+
+/*
+ * (group, index) -> endpoint. Written by the daemon. A group is never changed: a new one is written under a new
+ * number, the zones are switched to it, then the old one goes. A reader sees the old group or the new one.
+ */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 4096);
+	__type(key, struct dns_backend_key);
+	__type(value, struct dns_backend);
+	__uint(pinning, LIBBPF_PIN_BY_NAME);
+} dns_backends SEC(".maps");
+
+/* Steered queries in flight. Written by the kernel programs; LRU, so that lost replies can't fill it. */
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, 65536);
+	__type(key, struct dns_flow_key);
+	__type(value, struct dns_flow);
+	__uint(pinning, LIBBPF_PIN_BY_NAME);
+} dns_flows SEC(".maps");
+
+/* Scope -> counters. Written by the kernel programs. */
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, DNS_SCOPE_MAX);
+	__type(key, enum dns_scope);
+	__type(value, struct dns_counters);
+	__uint(pinning, LIBBPF_PIN_BY_NAME);
+} dns_stats SEC(".maps");
+
+/*
+ * The message under examination: too large for the stack. A program is not interrupted by another of ours on its CPU,
+ * since all of them run with bottom halves off.
+ */
+struct dns_scratch {
+	/* What follows the DNS header, as far as it is looked at, and a word-wise reader's overrun. */
+	__u8 wire[DNS_WIRE_WORDS * 8 + 8];
+	/* The same with its letters folded and, once parse_question() has been there, the name in its dotted form. */
+	__u8 name[DNS_WIRE_WORDS * 8 + 8];
+	/* Set by parse_question(). */
+	__u64 question_hash;
+	__u32 name_length;
+	/* Set by find_zone(). */
+	__u32 group;
+	__u16 backends4;
+	__u16 backends6;
+	__u32 reserved;
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct dns_scratch);
+} dns_scratch SEC(".maps");
+
+#endif

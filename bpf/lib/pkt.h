@@ -1,0 +1,147 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+#ifndef DNSBPF_PKT_H
+#define DNSBPF_PKT_H
+
+#include <linux/if_ether.h>
+#include <linux/in.h>
+#include <linux/ip.h>
+#include <linux/ipv6.h>
+#include <linux/udp.h>
+
+#include "common.h"
+#include "reasons.h"
+
+#define IP_FRAGMENT_BE bpf_htons(0x3fff) /* MF and the offset; DF and the reserved bit are no fragment */
+
+/*
+ * One parsed packet: offsets and copied values, never packet pointers, since those die with every helper that may
+ * move data. Offsets count from the start of the frame.
+ */
+struct dns_pkt {
+	union addr src;
+	union addr dst;
+	__be16 sport;
+	__be16 dport;
+	__u16 l4_off;
+	__u16 dns_off; /* start of the UDP payload */
+	__u16 dns_end; /* its end, by the UDP header */
+	__u8 v6;
+
+	/* Set by parse_query(). */
+	__be16 id;
+	__u16 opt_size_off; /* offset of the OPT record's UDP payload size, 0 without OPT */
+	__be16 opt_size_be;
+};
+
+static __always_inline enum dns_reason parse_ipv4(void *data, void *data_end, __u32 frame_length, struct dns_pkt *pkt)
+{
+	struct iphdr *ip = data + ETH_HLEN;
+	struct udphdr *udp = (void *)(ip + 1);
+	__u16 total;
+
+	/* The shortest DNS message is longer than this, so a shorter frame can't be a query: no need to look into it. */
+	if ((void *)(udp + 1) > data_end)
+		return DNS_NOT_OURS;
+	if (ip->protocol != IPPROTO_UDP)
+		return DNS_NOT_OURS;
+
+	pkt->v6 = 0;
+	pkt->dport = 0;
+	if (unlikely(ip->ihl != 5))
+		return DNS_REASON_passed_ip_options;
+	if (unlikely(ip->frag_off & IP_FRAGMENT_BE))
+		return DNS_REASON_passed_fragment;
+
+	pkt->sport = udp->source;
+	pkt->dport = udp->dest;
+	pkt->l4_off = ETH_HLEN + sizeof(*ip);
+	pkt->dns_off = pkt->l4_off + sizeof(*udp);
+	total = bpf_ntohs(ip->tot_len);
+	pkt->dns_end = ETH_HLEN + total;
+	if (unlikely(total < sizeof(*ip) + sizeof(*udp) || pkt->dns_end > frame_length ||
+		     bpf_ntohs(udp->len) != total - sizeof(*ip)))
+		return DNS_REASON_passed_malformed;
+	return DNS_OK;
+}
+
+static __always_inline bool ipv6_is_extension(__u8 nexthdr)
+{
+	switch (nexthdr) {
+	case IPPROTO_HOPOPTS:
+	case IPPROTO_ROUTING:
+	case IPPROTO_FRAGMENT:
+	case IPPROTO_DSTOPTS:
+	case IPPROTO_AH:
+	case IPPROTO_MH:
+		return true;
+	}
+	return false;
+}
+
+static __always_inline enum dns_reason parse_ipv6(void *data, void *data_end, __u32 frame_length, struct dns_pkt *pkt)
+{
+	struct ipv6hdr *ip6 = data + ETH_HLEN;
+	struct udphdr *udp = (void *)(ip6 + 1);
+	__u16 payload;
+
+	if ((void *)(udp + 1) > data_end)
+		return DNS_NOT_OURS;
+
+	pkt->v6 = 1;
+	pkt->dport = 0;
+	if (ip6->nexthdr != IPPROTO_UDP)
+		return unlikely(ipv6_is_extension(ip6->nexthdr)) ? DNS_REASON_passed_ip_options : DNS_NOT_OURS;
+
+	pkt->sport = udp->source;
+	pkt->dport = udp->dest;
+	pkt->l4_off = ETH_HLEN + sizeof(*ip6);
+	pkt->dns_off = pkt->l4_off + sizeof(*udp);
+	payload = bpf_ntohs(ip6->payload_len);
+	pkt->dns_end = pkt->l4_off + payload;
+	if (unlikely(payload < sizeof(*udp) || (__u32)pkt->l4_off + payload > frame_length ||
+		     bpf_ntohs(udp->len) != payload))
+		return DNS_REASON_passed_malformed;
+	return DNS_OK;
+}
+
+/*
+ * parse_udp - find the ports and the payload of a plain UDP packet
+ *
+ * Return: DNS_OK with ports and offsets set; DNS_NOT_OURS for what is not UDP; a passed_* reason for UDP that is not
+ * plain, with dport set to 0 where the ports can't be read. The addresses are read by load_addrs().
+ */
+static __always_inline enum dns_reason parse_udp(void *data, void *data_end, __u32 frame_length, struct dns_pkt *pkt)
+{
+	struct ethhdr *eth = data;
+
+	if ((void *)(eth + 1) > data_end)
+		return DNS_NOT_OURS;
+	if (eth->h_proto == bpf_htons(ETH_P_IP))
+		return parse_ipv4(data, data_end, frame_length, pkt);
+	if (eth->h_proto == bpf_htons(ETH_P_IPV6))
+		return parse_ipv6(data, data_end, frame_length, pkt);
+	return DNS_NOT_OURS;
+}
+
+/* Read the addresses that parse_udp() saw; both headers are known to be there. */
+static __always_inline int load_addrs(void *data, void *data_end, struct dns_pkt *pkt)
+{
+	if (pkt->v6) {
+		struct ipv6hdr *ip6 = data + ETH_HLEN;
+
+		if ((void *)(ip6 + 1) > data_end)
+			return -1;
+		__builtin_memcpy(&pkt->src, &ip6->saddr, sizeof(pkt->src));
+		__builtin_memcpy(&pkt->dst, &ip6->daddr, sizeof(pkt->dst));
+	} else {
+		struct iphdr *ip = data + ETH_HLEN;
+
+		if ((void *)(ip + 1) > data_end)
+			return -1;
+		addr_set_v4(&pkt->src, ip->saddr);
+		addr_set_v4(&pkt->dst, ip->daddr);
+	}
+	return 0;
+}
+
+#endif

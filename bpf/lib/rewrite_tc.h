@@ -1,0 +1,107 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+#ifndef DNSBPF_REWRITE_TC_H
+#define DNSBPF_REWRITE_TC_H
+
+#include <linux/pkt_cls.h>
+
+#include "common.h"
+#include "csum.h"
+#include "pkt.h"
+#include "steer.h"
+
+/*
+ * The UDP checksum is left to the helper: only it knows whether the packet carries a full one or, as on lo and veth,
+ * just the sum of the pseudo header. A checksum of zero (none) stays zero; a computed zero is sent as 0xffff (RFC 768).
+ */
+#define L4_CSUM_FLAGS BPF_F_MARK_MANGLED_0
+
+static __always_inline void write_ipv4(struct iphdr *ip, const struct dns_rewrite *to, __u32 addr_diff)
+{
+	ip->check = csum_apply(ip->check, addr_diff);
+	ip->saddr = to->src.words[3];
+	ip->daddr = to->dst.words[3];
+}
+
+/*
+ * rewrite_tc - give a packet its new addresses, ports and EDNS size
+ *
+ * Invalidates all packet pointers. Return: 0, or -1 if a helper refused; the packet may then be half-written.
+ */
+static __always_inline int rewrite_tc(struct __sk_buff *skb, const struct dns_pkt *pkt, const struct dns_rewrite *to)
+{
+	__u32 csum_off = (pkt->l4_off & 0x3f) + __builtin_offsetof(struct udphdr, check);
+	__u32 addr_diff, port_diff;
+	void *data, *data_end;
+	struct udphdr *udp;
+
+	if (pkt->v6)
+		addr_diff = csum_diff(pkt->src.words, to->src.words, 4, csum_diff(pkt->dst.words, to->dst.words, 4, 0));
+	else
+		addr_diff = csum_diff(&pkt->src.words[3], &to->src.words[3], 1,
+				      csum_diff(&pkt->dst.words[3], &to->dst.words[3], 1, 0));
+	port_diff = csum_diff16(pkt->sport, to->sport, csum_diff16(pkt->dport, to->dport, 0));
+	if (to->opt_size_off)
+		port_diff = csum_diff16_at(to->opt_size_off - pkt->l4_off, pkt->opt_size_be, to->opt_size_be, port_diff);
+
+	if (bpf_l4_csum_replace(skb, csum_off, 0, addr_diff, L4_CSUM_FLAGS | BPF_F_PSEUDO_HDR) ||
+	    bpf_l4_csum_replace(skb, csum_off, 0, port_diff, L4_CSUM_FLAGS))
+		return -1;
+
+	data = (void *)(long)skb->data;
+	data_end = (void *)(long)skb->data_end;
+	udp = data + (pkt->l4_off & 0x3f);
+	if ((void *)(udp + 1) > data_end)
+		return -1;
+	udp->source = to->sport;
+	udp->dest = to->dport;
+	if (pkt->v6) {
+		struct ipv6hdr *ip6 = data + ETH_HLEN;
+
+		if ((void *)(ip6 + 1) > data_end)
+			return -1;
+		__builtin_memcpy(&ip6->saddr, &to->src, sizeof(to->src));
+		__builtin_memcpy(&ip6->daddr, &to->dst, sizeof(to->dst));
+	} else {
+		struct iphdr *ip = data + ETH_HLEN;
+
+		if ((void *)(ip + 1) > data_end)
+			return -1;
+		write_ipv4(ip, to, addr_diff);
+	}
+	if (to->opt_size_off) {
+		__be16 *size = data + (to->opt_size_off & 0x1ff);
+
+		if ((void *)(size + 1) > data_end)
+			return -1;
+		*size = to->opt_size_be;
+	}
+	return 0;
+}
+
+/* Zero MACs are what lo has: the packet is taken for one addressed to this host. */
+static __always_inline int clear_macs(struct __sk_buff *skb)
+{
+	void *data = (void *)(long)skb->data;
+	struct ethhdr *eth = data;
+
+	if ((void *)(eth + 1) > (void *)(long)skb->data_end)
+		return -1;
+	__builtin_memset(eth->h_dest, 0, sizeof(eth->h_dest));
+	__builtin_memset(eth->h_source, 0, sizeof(eth->h_source));
+	return 0;
+}
+
+/* Rewrite and send on. Return: a TC verdict; *reason becomes error_rewrite where that failed. */
+static __always_inline int apply_tc(struct __sk_buff *skb, const struct dns_pkt *pkt, const struct dns_rewrite *to,
+				    enum dns_reason *reason)
+{
+	if (rewrite_tc(skb, pkt, to) || (to->local && clear_macs(skb))) {
+		*reason = DNS_REASON_error_rewrite;
+		return TC_ACT_SHOT;
+	}
+	if (to->local)
+		return bpf_redirect(to->ifindex, BPF_F_INGRESS);
+	return bpf_redirect_neigh(to->ifindex, NULL, 0, 0);
+}
+
+#endif

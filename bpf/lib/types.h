@@ -1,0 +1,114 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+#ifndef DNSBPF_TYPES_H
+#define DNSBPF_TYPES_H
+
+#include "common.h"
+#include "reasons.h"
+
+/*
+ * Everything in this file is shared with user space: bpf2go makes the Go types from it, and bpftool prints it by name.
+ * Addresses are 16 bytes in network order, IPv4 as v4-mapped; fields that end in _be are big-endian; no implicit holes.
+ */
+
+#define DNS_NAME_MAX	     255 /* RFC 1035 section 3.1, octets of the wire form with the root label */
+#define DNS_LABEL_MAX	     63	 /* RFC 1035 section 2.3.4 */
+#define DNS_ZONE_LENGTHS_MAX 32	 /* distinct lengths of zone names */
+#define DNS_WIRE_WORDS	     34 /* of 8 octets: the longest name, QTYPE, QCLASS and an OPT record's fixed part */
+#define DNS_LATENCY_BUCKETS  24	 /* bucket i counts replies within 2^i microseconds; the last one all that are slower */
+
+/* Where a query entered: what the counters are kept by. */
+enum dns_scope {
+	DNS_SCOPE_HOST,
+	DNS_SCOPE_KUBESWITCH,
+	DNS_SCOPE_POD,
+	DNS_SCOPE_TRANSPARENT,
+	DNS_SCOPE_MAX,
+};
+
+/* dns_config[0] */
+struct dns_config {
+	__u64 flow_timeout_ns; /* a later reply is no longer delivered */
+	__u64 question_seed;   /* random, secret: keys the hash that a reply's question is compared by */
+	__u16 nat_port_min;    /* NAT ports are drawn from [min, min + count) */
+	__u16 nat_port_count;
+	__u16 reserved;
+	__u8 reserved2;
+	__u8 zone_lengths_count;
+	__u8 zone_lengths[DNS_ZONE_LENGTHS_MAX]; /* distinct lengths in dns_zones, longest first */
+};
+_Static_assert(sizeof(struct dns_config) == 56, "layout is shared with user space");
+
+struct dns_listener_key {
+	__u8 addr[16];
+	__be16 port_be;
+	__u16 reserved;
+};
+_Static_assert(sizeof(struct dns_listener_key) == 20, "layout is shared with user space");
+
+struct dns_listener {
+	enum dns_scope scope;
+};
+_Static_assert(sizeof(struct dns_listener) == 4, "layout is shared with user space");
+
+/* The key of dns_zones is hash_name() of the name; the name itself is compared, the hash is never trusted alone. */
+struct dns_zone {
+	__u32 group;	  /* of dns_backends */
+	__u16 backends4;  /* IPv4 endpoints in the group: indexes 0 .. backends4-1 */
+	__u16 backends6;  /* IPv6 endpoints: indexes DNS_BACKEND_V6 .. DNS_BACKEND_V6+backends6-1 */
+	__u32 length;	  /* octets of the name, the final NUL (the root label) included */
+	__u32 reserved;
+	char name[256];	  /* lower-case, a dot before each label: ".cluster.local"; NUL-padded */
+};
+_Static_assert(sizeof(struct dns_zone) == 272, "layout is shared with user space");
+
+#define DNS_BACKEND_V6 0x8000
+
+struct dns_backend_key {
+	__u32 group;
+	__u32 index;
+};
+_Static_assert(sizeof(struct dns_backend_key) == 8, "layout is shared with user space");
+
+struct dns_backend {
+	__u8 addr[16];
+	__u8 nat_addr[16]; /* source address towards the endpoint: this host's, on out_ifindex */
+	__u32 out_ifindex;
+	__be16 port_be;
+	__u16 reserved;
+};
+_Static_assert(sizeof(struct dns_backend) == 40, "layout is shared with user space");
+
+struct dns_flow_key {
+	__u8 endpoint[16];
+	__be16 endpoint_port_be;
+	__be16 nat_port_be;
+	__be16 id_be;
+	__u16 reserved;
+};
+_Static_assert(sizeof(struct dns_flow_key) == 24, "layout is shared with user space");
+
+struct dns_flow {
+	__u64 started_ns;    /* CLOCK_MONOTONIC */
+	__u64 question_hash; /* seeded hash of QNAME (case folded) and QTYPE */
+	__u8 client[16];
+	__u8 listener[16]; /* the address that the client asked, and that the reply must come from */
+	__be16 client_port_be;
+	__be16 listener_port_be;
+	__u32 ifindex; /* interface on which the query entered */
+	enum dns_scope scope;
+	__u8 local; /* 1: entered on lo, the reply is delivered to lo's ingress */
+	__u8 reserved[3];
+};
+_Static_assert(sizeof(struct dns_flow) == 64, "layout is shared with user space");
+
+/* dns_stats[scope], per CPU. */
+struct dns_counters {
+#define X(name) __u64 name;
+	DNS_REASONS(X)
+#undef X
+	__u64 latency_us_log2[DNS_LATENCY_BUCKETS];
+};
+_Static_assert(sizeof(struct dns_counters) == 8 * (DNS_REASON_MAX + DNS_LATENCY_BUCKETS),
+	       "a reason is an index into the counters");
+
+#endif

@@ -1,0 +1,225 @@
+//go:build linux
+
+package datapath
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/link"
+	"golang.org/x/sys/unix"
+)
+
+// Program names one of the object's programs.
+type Program string
+
+// The programs, one per kind of attach point.
+const (
+	FromHost    = Program(dnsbpfProgDnsFromHost)    // egress of lo
+	FromClient  = Program(dnsbpfProgDnsFromClient)  // ingress of an interface that clients are behind
+	FromBackend = Program(dnsbpfProgDnsFromBackend) // ingress of an interface that leads to an endpoint
+)
+
+// Attachment is one program on one hook of one interface.
+type Attachment struct {
+	Program   Program
+	Interface string
+	Ifindex   int
+	Egress    bool
+}
+
+// Hook returns "ingress" or "egress".
+func (a Attachment) Hook() string {
+	if a.Egress {
+		return "egress"
+	}
+	return "ingress"
+}
+
+// pinName is a.String() without what a BPF file system refuses: a dot, which names of VLAN interfaces have. The escape
+// starts with a character that no interface name can have, so two names never become one.
+func (a Attachment) pinName() string {
+	return fmt.Sprintf("%s-%s-%s", a.Program, strings.ReplaceAll(a.Interface, ".", ":"), a.Hook())
+}
+
+// String names the attachment in logs and errors.
+func (a Attachment) String() string {
+	return fmt.Sprintf("%s on %s of %s", a.Program, a.Hook(), a.Interface)
+}
+
+// TrafficControl attaches programs with a clsact qdisc and BPF filters, for kernels without TCX links. Both methods
+// are idempotent.
+type TrafficControl interface {
+	AttachFilter(a Attachment, programFD int) error
+	DetachFilter(a Attachment) error
+}
+
+func (d *Datapath) program(name Program) (*ebpf.Program, error) {
+	switch name {
+	case FromHost:
+		return d.objects.DnsFromHost, nil
+	case FromClient:
+		return d.objects.DnsFromClient, nil
+	case FromBackend:
+		return d.objects.DnsFromBackend, nil
+	}
+	return nil, fmt.Errorf("no program %q in the object", name)
+}
+
+// ReplaceAttachments makes the given attachments the only ones that are pinned. Those that exist get the loaded
+// programs without a gap; new ones are attached before old ones go.
+func (d *Datapath) ReplaceAttachments(attachments []Attachment) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+
+	keep := make(map[string]bool, len(attachments))
+	for _, attachment := range attachments {
+		keep[attachment.pinName()] = true
+		if err := d.attach(attachment); err != nil {
+			return fmt.Errorf("attach %s: %w", attachment, err)
+		}
+	}
+	entries, err := os.ReadDir(d.linkDir())
+	if err != nil {
+		return fmt.Errorf("read pin directory: %w", err)
+	}
+	var errs []error
+	for _, entry := range entries {
+		if !keep[entry.Name()] {
+			if err := os.Remove(filepath.Join(d.linkDir(), entry.Name())); err != nil {
+				errs = append(errs, fmt.Errorf("detach %s: %w", entry.Name(), err))
+			}
+		}
+	}
+	return errors.Join(errs...)
+}
+
+func (d *Datapath) attach(a Attachment) error {
+	program, err := d.program(a.Program)
+	if err != nil {
+		return err
+	}
+	if d.options.ForceTrafficControl && d.options.TrafficControl != nil {
+		return d.options.TrafficControl.AttachFilter(a, program.FD())
+	}
+	pin := filepath.Join(d.linkDir(), a.pinName())
+	if updated, err := updateLink(pin, a, program); updated || err != nil {
+		return err
+	}
+	attach := ebpf.AttachTCXIngress
+	if a.Egress {
+		attach = ebpf.AttachTCXEgress
+	}
+	// At the head: a program before ours that ends the walk, as a CNI's may, would hide packets from us, while ours
+	// lets everything pass on that is not DNS for it.
+	tcx, err := link.AttachTCX(link.TCXOptions{Interface: a.Ifindex, Program: program, Attach: attach, Anchor: link.Head()})
+	if errors.Is(err, ebpf.ErrNotSupported) && d.options.TrafficControl != nil {
+		return d.options.TrafficControl.AttachFilter(a, program.FD())
+	}
+	if err != nil {
+		return err
+	}
+	// The pin holds the attachment from here on, not this process.
+	return errors.Join(tcx.Pin(pin), tcx.Close())
+}
+
+// updateLink puts the program into a pinned link, if there is one and its interface is still the one that is meant.
+func updateLink(pin string, a Attachment, program *ebpf.Program) (updated bool, err error) {
+	pinned, err := link.LoadPinnedLink(pin, nil)
+	if errors.Is(err, os.ErrNotExist) {
+		return false, nil
+	}
+	if err != nil {
+		return false, fmt.Errorf("open pinned link: %w", err)
+	}
+	defer pinned.Close()
+	if ifindex, err := linkIfindex(pinned); err == nil && ifindex == a.Ifindex {
+		err := pinned.Update(program)
+		if err == nil {
+			return true, nil
+		}
+		// The interface went and took the attachment with it.
+		if !errors.Is(err, unix.ENOLINK) {
+			return false, fmt.Errorf("replace program: %w", err)
+		}
+	}
+	if err := pinned.Unpin(); err != nil {
+		return false, fmt.Errorf("unpin stale link: %w", err)
+	}
+	return false, nil
+}
+
+func linkIfindex(l link.Link) (int, error) {
+	info, err := l.Info()
+	if err != nil {
+		return 0, fmt.Errorf("read link: %w", err)
+	}
+	tcx := info.TCX()
+	if tcx == nil {
+		return 0, fmt.Errorf("link %d is no TCX link", info.ID)
+	}
+	return int(tcx.Ifindex), nil
+}
+
+// AttachedProgram describes one pinned attachment.
+type AttachedProgram struct {
+	Name      string `json:"name"`
+	Attach    string `json:"attach"` // such as tcx/egress
+	Ifindex   int    `json:"-"`      // 0 if the interface is gone
+	Interface string `json:"interface"`
+	KernelID  uint32 `json:"kernel_id"` // as bpftool prog show knows it
+}
+
+// PinnedPrograms lists the attachments that are pinned below pinDir, for those who did not make them. The interface is
+// named as it was when the program was attached.
+func PinnedPrograms(pinDir string) ([]AttachedProgram, error) {
+	dir := filepath.Join(pinDir, "links")
+	entries, err := os.ReadDir(dir)
+	if errors.Is(err, os.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("read pin directory: %w", err)
+	}
+	programs := make([]AttachedProgram, 0, len(entries))
+	for _, entry := range entries {
+		program, err := pinnedProgram(filepath.Join(dir, entry.Name()))
+		if err != nil {
+			return nil, err
+		}
+		programs = append(programs, program)
+	}
+	return programs, nil
+}
+
+func pinnedProgram(pin string) (program AttachedProgram, err error) {
+	pinned, err := link.LoadPinnedLink(pin, nil)
+	if err != nil {
+		return program, fmt.Errorf("open pinned link: %w", err)
+	}
+	defer pinned.Close()
+	info, err := pinned.Info()
+	if err != nil {
+		return program, fmt.Errorf("read pinned link: %w", err)
+	}
+	// dns_from_host-lo-egress; the interface may have dashes of its own.
+	name, rest, _ := strings.Cut(filepath.Base(pin), "-")
+	last := strings.LastIndexByte(rest, '-')
+	if last < 0 {
+		return program, fmt.Errorf("pinned link %s: not a name that k2s-dnsbpf gives", pin)
+	}
+	program = AttachedProgram{
+		Name:      name,
+		Attach:    "tcx/" + rest[last+1:],
+		Interface: strings.ReplaceAll(rest[:last], ":", "."),
+		KernelID:  uint32(info.Program),
+	}
+	if tcx := info.TCX(); tcx != nil {
+		program.Ifindex = int(tcx.Ifindex)
+	}
+	return program, nil
+}

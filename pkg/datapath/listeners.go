@@ -1,0 +1,84 @@
+//go:build linux
+
+package datapath
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+
+	"github.com/cilium/ebpf"
+)
+
+// Scope says where a query entered. Counters are kept by it.
+type Scope uint32
+
+// The scopes, in the order of enum dns_scope.
+const (
+	ScopeHost        = Scope(dnsbpfDnsScopeDNS_SCOPE_HOST)
+	ScopeKubeSwitch  = Scope(dnsbpfDnsScopeDNS_SCOPE_KUBESWITCH)
+	ScopePod         = Scope(dnsbpfDnsScopeDNS_SCOPE_POD)
+	ScopeTransparent = Scope(dnsbpfDnsScopeDNS_SCOPE_TRANSPARENT)
+	scopeMax         = Scope(dnsbpfDnsScopeDNS_SCOPE_MAX)
+)
+
+// String returns the name that status and logs use.
+func (s Scope) String() string {
+	names := [scopeMax]string{"host", "kubeswitch", "pod", "transparent"}
+	if s < scopeMax {
+		return names[s]
+	}
+	return fmt.Sprintf("scope(%d)", uint32(s))
+}
+
+// Listener is an address that queries are intercepted for. The kernel looks at port 53 only.
+type Listener struct {
+	Address netip.AddrPort
+	Scope   Scope
+}
+
+func listenerKey(address netip.AddrPort) dnsbpfDnsListenerKey {
+	return dnsbpfDnsListenerKey{Addr: address.Addr().As16(), PortBe: swap16(address.Port())}
+}
+
+// ReplaceListeners makes the given addresses the intercepted ones. New ones are added before old ones go.
+func (d *Datapath) ReplaceListeners(listeners []Listener) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+
+	keep := make(map[dnsbpfDnsListenerKey]bool, len(listeners))
+	for _, listener := range listeners {
+		key := listenerKey(listener.Address)
+		keep[key] = true
+		value := dnsbpfDnsListener{Scope: dnsbpfDnsScope(listener.Scope)}
+		if err := d.objects.DnsListeners.Put(key, value); err != nil {
+			return fmt.Errorf("write listener %s to map dns_listeners: %w", listener.Address, err)
+		}
+	}
+	return deleteUnless(d.objects.DnsListeners, func(key dnsbpfDnsListenerKey) bool { return keep[key] })
+}
+
+// deleteUnless removes the elements that keep does not want. Keys are collected first: a hash that is changed while
+// it is walked may be walked twice.
+func deleteUnless[K any](m *ebpf.Map, keep func(K) bool) error {
+	var (
+		key   K
+		value []byte
+		stale []K
+	)
+	entries := m.Iterate()
+	for entries.Next(&key, &value) {
+		if !keep(key) {
+			stale = append(stale, key)
+		}
+	}
+	if err := entries.Err(); err != nil {
+		return fmt.Errorf("walk map %s: %w", m, err)
+	}
+	for _, key := range stale {
+		if err := m.Delete(key); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+			return fmt.Errorf("delete from map %s: %w", m, err)
+		}
+	}
+	return nil
+}

@@ -1,0 +1,195 @@
+//go:build linux
+
+package datapath
+
+import (
+	"crypto/rand"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"sync"
+	"time"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/rlimit"
+	"golang.org/x/sys/unix"
+)
+
+// ErrNoBPFFS is returned if the pin directory is not on a BPF file system.
+var ErrNoBPFFS = errors.New("not on a BPF file system")
+
+// DefaultFlowTimeout is how long a steered query waits for its reply: as long as glibc, musl, Go and dig do by default.
+const DefaultFlowTimeout = 5 * time.Second
+
+// Options says how the programs are loaded.
+type Options struct {
+	// PinDir is the directory on a BPF file system that maps and links are pinned below. Required.
+	PinDir string
+	// NATPorts is the range of source ports towards endpoints. It must not overlap the host's ephemeral ports. Required.
+	NATPorts PortRange
+	// FlowTimeout is how late a reply is still delivered. Zero means DefaultFlowTimeout.
+	FlowTimeout time.Duration
+	// TrafficControl attaches where the kernel has no TCX links (before 6.6). Without it such a kernel is refused.
+	TrafficControl TrafficControl
+	// ForceTrafficControl uses TrafficControl on kernels with TCX as well.
+	ForceTrafficControl bool
+}
+
+// PortRange is a range of UDP ports, both ends included.
+type PortRange struct {
+	First, Last uint16
+}
+
+func (r PortRange) count() int { return int(r.Last) - int(r.First) + 1 }
+
+// Datapath is the loaded object. Its methods may be called from several goroutines.
+type Datapath struct {
+	options Options
+	objects dnsbpfObjects
+
+	mu    sync.Mutex // serialises writers of maps and links
+	group uint32     // the newest group in dns_backends
+}
+
+// CheckPinDir reports whether dir can hold pins, without changing anything: its nearest existing parent must be on a
+// BPF file system.
+func CheckPinDir(dir string) error {
+	for parent := filepath.Clean(dir); ; parent = filepath.Dir(parent) {
+		var stat unix.Statfs_t
+		err := unix.Statfs(parent, &stat)
+		switch {
+		case err == nil && stat.Type == unix.BPF_FS_MAGIC:
+			return nil
+		case err == nil:
+			return fmt.Errorf("pin directory %s: %w: mount one with \"mount -t bpf bpf /sys/fs/bpf\", or name another with --bpffs",
+				dir, ErrNoBPFFS)
+		case !errors.Is(err, unix.ENOENT):
+			return fmt.Errorf("pin directory %s: %w", dir, err)
+		case parent == filepath.Dir(parent):
+			return fmt.Errorf("pin directory %s: %w", dir, err)
+		}
+	}
+}
+
+// Load loads the programs and creates the maps, or adopts those that are pinned already. Nothing is attached yet.
+func Load(options Options) (_ *Datapath, err error) {
+	if options.NATPorts.First == 0 || options.NATPorts.count() < 1 {
+		return nil, fmt.Errorf("load BPF programs: NAT port range %d-%d is empty", options.NATPorts.First, options.NATPorts.Last)
+	}
+	if options.FlowTimeout == 0 {
+		options.FlowTimeout = DefaultFlowTimeout
+	}
+	if err := CheckPinDir(options.PinDir); err != nil {
+		return nil, err
+	}
+	if err := rlimit.RemoveMemlock(); err != nil {
+		return nil, fmt.Errorf("load BPF programs: lift the memlock limit: %w", err)
+	}
+	d := &Datapath{options: options}
+	for _, dir := range []string{d.mapDir(), d.linkDir()} {
+		if err := os.MkdirAll(dir, 0o755); err != nil {
+			return nil, fmt.Errorf("create pin directory: %w", err)
+		}
+	}
+	err = loadDnsbpfObjects(&d.objects, &ebpf.CollectionOptions{Maps: ebpf.MapOptions{PinPath: d.mapDir()}})
+	if err != nil {
+		return nil, fmt.Errorf("load BPF programs: %w", describeLoadError(err))
+	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, d.Close())
+		}
+	}()
+	if err := d.configure(); err != nil {
+		return nil, err
+	}
+	if d.group, err = newestGroup(d.objects.DnsBackends); err != nil {
+		return nil, err
+	}
+	return d, nil
+}
+
+// describeLoadError keeps the verifier's whole log: its last lines alone seldom tell why a program was refused.
+func describeLoadError(err error) error {
+	var verifier *ebpf.VerifierError
+	if errors.As(err, &verifier) {
+		return fmt.Errorf("the kernel's verifier refused a program: use --no-bpf and report this: %+v", verifier)
+	}
+	if errors.Is(err, unix.EPERM) {
+		return fmt.Errorf("%w: run as root, or with CAP_BPF and CAP_NET_ADMIN", err)
+	}
+	return err
+}
+
+func (d *Datapath) mapDir() string  { return filepath.Join(d.options.PinDir, "maps") }
+func (d *Datapath) linkDir() string { return filepath.Join(d.options.PinDir, "links") }
+
+// configure sets what dns_config holds besides the zones. The seed stays: queries in flight were hashed with it.
+func (d *Datapath) configure() error {
+	config, err := d.readConfig()
+	if err != nil {
+		return err
+	}
+	for config.QuestionSeed == 0 {
+		var seed [8]byte
+		if _, err := rand.Read(seed[:]); err != nil {
+			return fmt.Errorf("draw a hash seed: %w", err)
+		}
+		config.QuestionSeed = binary.NativeEndian.Uint64(seed[:])
+	}
+	config.FlowTimeoutNs = uint64(d.options.FlowTimeout.Nanoseconds())
+	config.NatPortMin = d.options.NATPorts.First
+	config.NatPortCount = uint16(min(d.options.NATPorts.count(), 1<<16-1))
+	return d.writeConfig(config)
+}
+
+func (d *Datapath) readConfig() (config dnsbpfDnsConfig, err error) {
+	if err := d.objects.DnsConfig.Lookup(uint32(0), &config); err != nil {
+		return config, fmt.Errorf("read map dns_config: %w", err)
+	}
+	return config, nil
+}
+
+func (d *Datapath) writeConfig(config dnsbpfDnsConfig) error {
+	if err := d.objects.DnsConfig.Put(uint32(0), config); err != nil {
+		return fmt.Errorf("write map dns_config: %w", err)
+	}
+	return nil
+}
+
+// Close releases the file descriptors. What is pinned goes on working.
+func (d *Datapath) Close() error {
+	return d.objects.Close()
+}
+
+// Remove detaches every program that is pinned below pinDir and removes the pins. Programs that are attached by
+// TrafficControl are not pinned links: their owner detaches them. Removing what is not there is no error.
+func Remove(pinDir string) error {
+	// Links first: a program whose maps' pins are gone would go on running with nobody able to look into it.
+	var errs []error
+	for _, dir := range []string{"links", "maps"} {
+		path := filepath.Join(pinDir, dir)
+		entries, err := os.ReadDir(path)
+		if errors.Is(err, os.ErrNotExist) {
+			continue
+		}
+		if err != nil {
+			errs = append(errs, fmt.Errorf("read pin directory: %w", err))
+			continue
+		}
+		for _, entry := range entries {
+			if err := os.Remove(filepath.Join(path, entry.Name())); err != nil && !errors.Is(err, os.ErrNotExist) {
+				errs = append(errs, fmt.Errorf("unpin: %w", err))
+			}
+		}
+		if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
+			errs = append(errs, fmt.Errorf("remove pin directory: %w", err))
+		}
+	}
+	if err := os.Remove(pinDir); err != nil && !errors.Is(err, os.ErrNotExist) {
+		errs = append(errs, fmt.Errorf("remove pin directory: %w", err))
+	}
+	return errors.Join(errs...)
+}

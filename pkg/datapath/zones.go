@@ -1,0 +1,199 @@
+//go:build linux
+
+package datapath
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"math/bits"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"github.com/cilium/ebpf"
+)
+
+// ErrBadZone is wrapped by errors about a zone name that the kernel programs can't match.
+var ErrBadZone = errors.New("not a usable zone name")
+
+const (
+	nameMax        = 255    // octets of a name on the wire, RFC 1035 section 3.1
+	labelMax       = 63     // octets of a label, RFC 1035 section 2.3.4
+	zoneLengthsMax = 32     // DNS_ZONE_LENGTHS_MAX
+	backendV6      = 0x8000 // DNS_BACKEND_V6
+)
+
+// Backend is an endpoint that queries are steered to.
+type Backend struct {
+	// Address is the endpoint's.
+	Address netip.AddrPort
+	// NATAddress is the source that it sees: an address of this host, of the same family.
+	NATAddress netip.Addr
+	// Ifindex is the interface towards it.
+	Ifindex uint32
+}
+
+// zoneKey is one zone in the form that the kernel compares: lower-case, a dot before each label, a final NUL.
+type zoneKey struct {
+	dotted [256]int8
+	length uint32
+}
+
+// newZoneKey converts a zone name, with or without its final dot.
+func newZoneKey(zone string) (zoneKey, error) {
+	var key zoneKey
+	name := strings.TrimSuffix(zone, ".")
+	dotted := ""
+	if name != "" {
+		for label := range strings.SplitSeq(name, ".") {
+			if label == "" || len(label) > labelMax {
+				return key, fmt.Errorf("zone %q: %w: a label has 1 to %d octets", zone, ErrBadZone, labelMax)
+			}
+			for _, octet := range []byte(label) {
+				if octet <= ' ' || octet > '~' || octet == '\\' {
+					return key, fmt.Errorf("zone %q: %w: write it in printable ASCII, without escapes", zone, ErrBadZone)
+				}
+			}
+			dotted += "." + strings.ToLower(label)
+		}
+	}
+	if len(dotted)+1 > nameMax {
+		return key, fmt.Errorf("zone %q: %w: it is longer than %d octets", zone, ErrBadZone, nameMax)
+	}
+	for i := range len(dotted) {
+		key.dotted[i] = int8(dotted[i])
+	}
+	key.length = uint32(len(dotted) + 1)
+	return key, nil
+}
+
+// hash is hash_name() of dns.h, seeded by the length.
+func (k zoneKey) hash() uint64 {
+	var octets [256]byte
+	for i, octet := range k.dotted {
+		octets[i] = byte(octet)
+	}
+	hash := uint64(k.length)
+	for offset := uint32(0); offset < k.length; offset += 8 {
+		word := binary.LittleEndian.Uint64(octets[offset:])
+		hash = (hash ^ word) * 0x9e3779b97f4a7c15
+		hash ^= hash >> 32
+	}
+	return hash
+}
+
+// ReplaceZones makes the given zones the steered ones, and backends the endpoints of all of them. Each zone switches
+// in one step from its old group of endpoints to the new one. A zone without a backend of the query's address family
+// is passed to the stack.
+func (d *Datapath) ReplaceZones(zones []string, backends []Backend) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+
+	keys, lengths, err := zoneKeys(zones)
+	if err != nil {
+		return err
+	}
+	group := d.group + 1
+	counts, err := d.writeGroup(group, backends)
+	if err != nil {
+		return errors.Join(err, d.dropGroupsExcept(d.group))
+	}
+	for hash, key := range keys {
+		value := dnsbpfDnsZone{
+			Group: group, Backends4: counts.v4, Backends6: counts.v6, Length: key.length, Name: key.dotted,
+		}
+		if err := d.objects.DnsZones.Put(hash, value); err != nil {
+			return fmt.Errorf("write map dns_zones: %w", err)
+		}
+	}
+	config, err := d.readConfig()
+	if err != nil {
+		return err
+	}
+	config.ZoneLengthsCount = uint8(copy(config.ZoneLengths[:], lengths))
+	if err := d.writeConfig(config); err != nil {
+		return err
+	}
+	err = deleteUnless(d.objects.DnsZones, func(hash uint64) bool { _, keep := keys[hash]; return keep })
+	if err != nil {
+		return err
+	}
+	d.group = group
+	return d.dropGroupsExcept(group)
+}
+
+func zoneKeys(zones []string) (map[uint64]zoneKey, []uint8, error) {
+	keys := make(map[uint64]zoneKey, len(zones))
+	var lengths []uint8
+	for _, zone := range zones {
+		key, err := newZoneKey(zone)
+		if err != nil {
+			return nil, nil, err
+		}
+		hash := key.hash()
+		if other, ok := keys[hash]; ok && other != key {
+			return nil, nil, fmt.Errorf("zone %q: %w: its hash is that of another zone", zone, ErrBadZone)
+		}
+		keys[hash] = key
+		if length := uint8(key.length); !slices.Contains(lengths, length) {
+			lengths = append(lengths, length)
+		}
+	}
+	if len(lengths) > zoneLengthsMax {
+		return nil, nil, fmt.Errorf("zones have %d different lengths: %w: at most %d", len(lengths), ErrBadZone, zoneLengthsMax)
+	}
+	slices.SortFunc(lengths, func(a, b uint8) int { return int(b) - int(a) })
+	return keys, lengths, nil
+}
+
+type backendCounts struct{ v4, v6 uint16 }
+
+func (d *Datapath) writeGroup(group uint32, backends []Backend) (counts backendCounts, err error) {
+	for _, backend := range backends {
+		address := backend.Address.Addr().Unmap()
+		if address.Is4() != backend.NATAddress.Unmap().Is4() {
+			return counts, fmt.Errorf("endpoint %s: NAT address %s is of another family", backend.Address, backend.NATAddress)
+		}
+		key := dnsbpfDnsBackendKey{Group: group}
+		if address.Is4() {
+			key.Index = uint32(counts.v4)
+			counts.v4++
+		} else {
+			key.Index = backendV6 | uint32(counts.v6)
+			counts.v6++
+		}
+		value := dnsbpfDnsBackend{
+			Addr:       address.As16(),
+			NatAddr:    backend.NATAddress.As16(),
+			OutIfindex: backend.Ifindex,
+			PortBe:     swap16(backend.Address.Port()),
+		}
+		if err := d.objects.DnsBackends.Put(key, value); err != nil {
+			return counts, fmt.Errorf("write endpoint %s to map dns_backends: %w", backend.Address, err)
+		}
+	}
+	return counts, nil
+}
+
+func (d *Datapath) dropGroupsExcept(group uint32) error {
+	return deleteUnless(d.objects.DnsBackends, func(key dnsbpfDnsBackendKey) bool { return key.Group == group })
+}
+
+func newestGroup(backends *ebpf.Map) (newest uint32, err error) {
+	var (
+		key   dnsbpfDnsBackendKey
+		value dnsbpfDnsBackend
+	)
+	entries := backends.Iterate()
+	for entries.Next(&key, &value) {
+		newest = max(newest, key.Group)
+	}
+	if err := entries.Err(); err != nil {
+		return 0, fmt.Errorf("walk map dns_backends: %w", err)
+	}
+	return newest, nil
+}
+
+// swap16 converts a port between host and network order: the object is built for little-endian machines.
+func swap16(port uint16) uint16 { return bits.ReverseBytes16(port) }

@@ -1,0 +1,118 @@
+package netdev
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+)
+
+// filterPriority is where our filters stand among those of a hook: first, as the TCX attachments do.
+const filterPriority = 1
+
+// filterHandle makes our filters recognisable after a crash: "dns" in ASCII.
+const filterHandle = 0x646e73
+
+// Filter is a BPF program that is attached with a clsact qdisc, in direct-action mode (tc-bpf(8)).
+type Filter struct {
+	Ifindex int    `json:"ifindex"`
+	Egress  bool   `json:"egress"`
+	Name    string `json:"name"`
+	// Index tells filters on the same hook apart.
+	Index uint16 `json:"index"`
+}
+
+func (f Filter) parent() uint32 {
+	if f.Egress {
+		return netlink.HANDLE_MIN_EGRESS
+	}
+	return netlink.HANDLE_MIN_INGRESS
+}
+
+func clsact(ifindex int) *netlink.GenericQdisc {
+	return &netlink.GenericQdisc{
+		QdiscAttrs: netlink.QdiscAttrs{LinkIndex: ifindex, Handle: netlink.MakeHandle(0xffff, 0), Parent: netlink.HANDLE_CLSACT},
+		QdiscType:  "clsact",
+	}
+}
+
+// HasClsact reports whether the interface has a clsact qdisc: so that only one that was added is removed again.
+func HasClsact(ifindex int) (bool, error) {
+	device, err := netlink.LinkByIndex(ifindex)
+	if err != nil {
+		return false, fmt.Errorf("look up interface %d: %w", ifindex, err)
+	}
+	qdiscs, err := retryInterrupted(func() ([]netlink.Qdisc, error) { return netlink.QdiscList(device) })
+	if err != nil {
+		return false, fmt.Errorf("list qdiscs of interface %d: %w", ifindex, err)
+	}
+	for _, qdisc := range qdiscs {
+		if qdisc.Type() == "clsact" {
+			return true, nil
+		}
+	}
+	return false, nil
+}
+
+// AttachFilter attaches a program, or replaces the one that the same filter has. It adds the clsact qdisc if missing.
+func AttachFilter(f Filter, programFD int) error {
+	if err := netlink.QdiscAdd(clsact(f.Ifindex)); err != nil && !errors.Is(err, unix.EEXIST) {
+		return fmt.Errorf("add clsact qdisc to interface %d: %w", f.Ifindex, err)
+	}
+	filter := f.netlink()
+	filter.Fd = programFD
+	if err := netlink.FilterReplace(filter); err != nil {
+		return fmt.Errorf("add filter %s to interface %d: %w", f.Name, f.Ifindex, err)
+	}
+	return nil
+}
+
+func (f Filter) netlink() *netlink.BpfFilter {
+	return &netlink.BpfFilter{
+		FilterAttrs: netlink.FilterAttrs{
+			LinkIndex: f.Ifindex,
+			Parent:    f.parent(),
+			Handle:    filterHandle + uint32(f.Index),
+			Protocol:  unix.ETH_P_ALL,
+			Priority:  filterPriority + f.Index,
+		},
+		Name:         f.Name,
+		DirectAction: true,
+	}
+}
+
+// DetachFilter removes a filter. One that is not there, or whose interface is gone, is no error.
+func DetachFilter(f Filter) error {
+	err := netlink.FilterDel(f.netlink())
+	if err != nil && !isGone(err) {
+		return fmt.Errorf("remove filter %s from interface %d: %w", f.Name, f.Ifindex, err)
+	}
+	return nil
+}
+
+// RemoveClsact removes the clsact qdisc, if no filter is left on it.
+func RemoveClsact(ifindex int) error {
+	device, err := netlink.LinkByIndex(ifindex)
+	if err != nil {
+		return nil //nolint:nilerr // the interface is gone, and its qdisc with it
+	}
+	for _, parent := range []uint32{netlink.HANDLE_MIN_INGRESS, netlink.HANDLE_MIN_EGRESS} {
+		filters, err := retryInterrupted(func() ([]netlink.Filter, error) { return netlink.FilterList(device, parent) })
+		if err != nil && !isGone(err) {
+			return fmt.Errorf("list filters of interface %d: %w", ifindex, err)
+		}
+		if len(filters) > 0 {
+			return nil
+		}
+	}
+	if err := netlink.QdiscDel(clsact(ifindex)); err != nil && !isGone(err) {
+		return fmt.Errorf("remove clsact qdisc from interface %d: %w", ifindex, err)
+	}
+	return nil
+}
+
+// isGone tells the errors for a filter, qdisc or interface that does not exist (any more).
+func isGone(err error) bool {
+	return errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ENODEV) || errors.Is(err, unix.EINVAL)
+}
