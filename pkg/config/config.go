@@ -1,0 +1,156 @@
+// Package config holds the settings of k2s-dnsbpf: their defaults, the file they can be read from, and their rules. It
+// is a leaf: it imports no other package of this module.
+package config
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// Defaults of what the command line can change.
+const (
+	DefaultFile       = "/etc/k2s-dnsbpf/config.yaml"
+	DefaultResolvConf = "/etc/resolv.conf"
+	DefaultStateDir   = "/var/lib/k2s-dnsbpf"
+	DefaultRunDir     = "/run/k2s-dnsbpf"
+	DefaultBPFFS      = "/sys/fs/bpf/k2s-dnsbpf"
+	DefaultZone       = "cluster.local"
+	DefaultWait       = 30 * time.Second
+	DefaultLogLevel   = "info"
+
+	// DNSPort is the port of every listener, and of an endpoint or upstream without one (RFC 1035 section 4.2).
+	DNSPort = 53
+)
+
+// DefaultKubeSwitchAddress is the host's address on K2s's KubeSwitch. It is listened on if an interface has it.
+var DefaultKubeSwitchAddress = netip.AddrFrom4([4]byte{172, 19, 1, 1})
+
+// ErrInvalid is wrapped by every error about a setting's value.
+var ErrInvalid = errors.New("invalid setting")
+
+// Topology says which kind of host this is.
+type Topology string
+
+// TopologyNativeLinux is a Linux host that runs programs and, perhaps, workers behind its KubeSwitch.
+const TopologyNativeLinux Topology = "native-linux"
+
+// ResolverMode says what is done with the host's resolver configuration.
+type ResolverMode string
+
+// The resolver modes.
+const (
+	ResolverTakeover ResolverMode = "takeover" // a file of ours is in place while attached
+	ResolverNone     ResolverMode = "none"     // nothing is touched
+)
+
+// Config is a complete set of settings. The field tags are the keys of the file.
+type Config struct {
+	Topology          Topology         `yaml:"topology" json:"topology"`
+	Kubeconfig        string           `yaml:"kubeconfig" json:"kubeconfig,omitempty"`
+	DNSEndpoints      []netip.AddrPort `yaml:"dnsEndpoints" json:"dnsEndpoints,omitempty"`
+	Zones             []string         `yaml:"zones" json:"zones"`
+	ServiceCIDRs      []netip.Prefix   `yaml:"serviceCIDRs" json:"serviceCIDRs,omitempty"`
+	PodCIDRs          []netip.Prefix   `yaml:"podCIDRs" json:"podCIDRs,omitempty"`
+	KubeSwitchAddress netip.Addr       `yaml:"kubeswitchAddress" json:"kubeswitchAddress,omitzero"`
+	Upstreams         []netip.AddrPort `yaml:"upstreams" json:"upstreams,omitempty"`
+	Resolver          ResolverMode     `yaml:"resolver" json:"resolver"`
+	BPF               bool             `yaml:"bpf" json:"bpf"`
+	Wait              time.Duration    `yaml:"wait" json:"wait"`
+	ResolvConf        string           `yaml:"resolvConf" json:"resolvConf"`
+	StateDir          string           `yaml:"stateDir" json:"stateDir"`
+	RunDir            string           `yaml:"runDir" json:"runDir"`
+	BPFFS             string           `yaml:"bpffs" json:"bpffs"`
+	LogLevel          string           `yaml:"logLevel" json:"logLevel"`
+}
+
+// Default returns the settings of a host that says nothing.
+func Default() Config {
+	return Config{
+		Topology:   TopologyNativeLinux,
+		Zones:      []string{DefaultZone},
+		Resolver:   ResolverTakeover,
+		BPF:        true,
+		Wait:       DefaultWait,
+		ResolvConf: DefaultResolvConf,
+		StateDir:   DefaultStateDir,
+		RunDir:     DefaultRunDir,
+		BPFFS:      DefaultBPFFS,
+		LogLevel:   DefaultLogLevel,
+	}
+}
+
+// Validate checks the values that can be judged without looking at the host.
+func (c Config) Validate() error {
+	if c.Topology != TopologyNativeLinux {
+		return fmt.Errorf("topology %q: %w: this version knows %q", c.Topology, ErrInvalid, TopologyNativeLinux)
+	}
+	if !slices.Contains([]ResolverMode{ResolverTakeover, ResolverNone}, c.Resolver) {
+		return fmt.Errorf("resolver %q: %w: this version knows %q and %q", c.Resolver, ErrInvalid, ResolverTakeover, ResolverNone)
+	}
+	if len(c.Zones) == 0 {
+		return fmt.Errorf("zones: %w: name at least one, such as %s", ErrInvalid, DefaultZone)
+	}
+	for _, zone := range c.Zones {
+		if err := checkZone(zone); err != nil {
+			return err
+		}
+	}
+	for _, server := range slices.Concat(c.DNSEndpoints, c.Upstreams) {
+		if server.Addr().IsUnspecified() || server.Addr().IsMulticast() || server.Port() == 0 {
+			return fmt.Errorf("DNS server %s: %w: give a host's address", server, ErrInvalid)
+		}
+	}
+	if c.Wait <= 0 {
+		return fmt.Errorf("wait %s: %w: give a time above zero, such as %s", c.Wait, ErrInvalid, DefaultWait)
+	}
+	for key, path := range map[string]string{
+		"resolvConf": c.ResolvConf, "stateDir": c.StateDir, "runDir": c.RunDir, "bpffs": c.BPFFS,
+	} {
+		if !filepath.IsAbs(path) {
+			return fmt.Errorf("%s %q: %w: give an absolute path", key, path, ErrInvalid)
+		}
+	}
+	return nil
+}
+
+// checkZone refuses what can't be a zone that queries are steered for. The root would take every name there is.
+func checkZone(zone string) error {
+	name := strings.TrimSuffix(zone, ".")
+	if name == "" {
+		return fmt.Errorf("zone %q: %w: the root zone would take every name from the host's own servers", zone, ErrInvalid)
+	}
+	if len(name) > 253 {
+		return fmt.Errorf("zone %q: %w: a name has at most 253 characters", zone, ErrInvalid)
+	}
+	for label := range strings.SplitSeq(name, ".") {
+		if label == "" || len(label) > 63 {
+			return fmt.Errorf("zone %q: %w: a label has 1 to 63 characters", zone, ErrInvalid)
+		}
+		for _, octet := range []byte(label) {
+			if octet <= ' ' || octet > '~' || octet == '\\' {
+				return fmt.Errorf("zone %q: %w: write it in printable ASCII, without escapes", zone, ErrInvalid)
+			}
+		}
+	}
+	return nil
+}
+
+// ParseServer reads IP[:PORT], with the port DNSPort if there is none: 10.0.0.1, 10.0.0.1:5353, fe80::1%eth0,
+// [2001:db8::1]:5353.
+func ParseServer(text string) (netip.AddrPort, error) {
+	if address, err := netip.ParseAddr(strings.TrimSuffix(strings.TrimPrefix(text, "["), "]")); err == nil {
+		return netip.AddrPortFrom(address.Unmap(), DNSPort), nil
+	}
+	server, err := netip.ParseAddrPort(text)
+	if err != nil {
+		return netip.AddrPort{}, fmt.Errorf("DNS server %s: %w: write IP or IP:PORT, such as 10.0.0.1 or [2001:db8::1]:53",
+			strconv.Quote(text), ErrInvalid)
+	}
+	return netip.AddrPortFrom(server.Addr().Unmap(), server.Port()), nil
+}

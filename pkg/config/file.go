@@ -1,0 +1,156 @@
+package config
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"net/netip"
+	"os"
+	"strings"
+	"time"
+
+	"go.yaml.in/yaml/v3"
+)
+
+// fileConfig is the file's form of Config: what YAML can't read by itself is text first.
+type fileConfig struct {
+	Topology          *Topology     `yaml:"topology"`
+	Kubeconfig        *string       `yaml:"kubeconfig"`
+	DNSEndpoints      []serverText  `yaml:"dnsEndpoints"`
+	Zones             []string      `yaml:"zones"`
+	ServiceCIDRs      []prefixText  `yaml:"serviceCIDRs"`
+	PodCIDRs          []prefixText  `yaml:"podCIDRs"`
+	KubeSwitchAddress *addressText  `yaml:"kubeswitchAddress"`
+	Upstreams         []serverText  `yaml:"upstreams"`
+	Resolver          *ResolverMode `yaml:"resolver"`
+	BPF               *bool         `yaml:"bpf"`
+	Wait              *durationText `yaml:"wait"`
+	ResolvConf        *string       `yaml:"resolvConf"`
+	StateDir          *string       `yaml:"stateDir"`
+	RunDir            *string       `yaml:"runDir"`
+	BPFFS             *string       `yaml:"bpffs"`
+	LogLevel          *string       `yaml:"logLevel"`
+}
+
+type (
+	serverText   netip.AddrPort
+	prefixText   netip.Prefix
+	addressText  netip.Addr
+	durationText time.Duration
+)
+
+func (s *serverText) UnmarshalYAML(node *yaml.Node) error {
+	server, err := ParseServer(node.Value)
+	if err != nil {
+		return atLine(node, err)
+	}
+	*s = serverText(server)
+	return nil
+}
+
+func (p *prefixText) UnmarshalYAML(node *yaml.Node) error {
+	prefix, err := netip.ParsePrefix(node.Value)
+	if err != nil {
+		return atLine(node, fmt.Errorf("%q: %w: write a range such as 172.21.0.0/16", node.Value, ErrInvalid))
+	}
+	*p = prefixText(prefix)
+	return nil
+}
+
+func (a *addressText) UnmarshalYAML(node *yaml.Node) error {
+	address, err := netip.ParseAddr(node.Value)
+	if err != nil {
+		return atLine(node, fmt.Errorf("%q: %w: write an IP address", node.Value, ErrInvalid))
+	}
+	*a = addressText(address)
+	return nil
+}
+
+func (d *durationText) UnmarshalYAML(node *yaml.Node) error {
+	duration, err := time.ParseDuration(node.Value)
+	if err != nil {
+		return atLine(node, fmt.Errorf("%q: %w: write a time such as 30s", node.Value, ErrInvalid))
+	}
+	*d = durationText(duration)
+	return nil
+}
+
+func atLine(node *yaml.Node, err error) error {
+	return fmt.Errorf("line %d: %w", node.Line, err)
+}
+
+// Load returns the defaults, changed by the file at path. A missing file is no error unless it is required: the one at
+// DefaultFile is optional, one that the user named is not. Errors name file, line and key.
+func Load(path string, required bool) (Config, error) {
+	c := Default()
+	data, err := os.ReadFile(path)
+	if errors.Is(err, os.ErrNotExist) && !required {
+		return c, nil
+	}
+	if err != nil {
+		return c, fmt.Errorf("read configuration: %w", err)
+	}
+	decoder := yaml.NewDecoder(bytes.NewReader(data))
+	decoder.KnownFields(true)
+	var file fileConfig
+	if err := decoder.Decode(&file); err != nil && !errors.Is(err, io.EOF) {
+		return c, fmt.Errorf("configuration %s: %w", path, oneLine(err))
+	}
+	file.apply(&c)
+	if err := c.Validate(); err != nil {
+		return c, fmt.Errorf("configuration %s: %w", path, err)
+	}
+	return c, nil
+}
+
+// oneLine joins the lines of a YAML error, which has one for each fault, and drops the Go type that it names.
+func oneLine(err error) error {
+	var faults *yaml.TypeError
+	if !errors.As(err, &faults) {
+		return err
+	}
+	text := strings.Join(faults.Errors, "; ")
+	return fmt.Errorf("%w: %s", ErrInvalid, strings.ReplaceAll(text, " in type config.fileConfig", ""))
+}
+
+func (f fileConfig) apply(c *Config) {
+	set(&c.Topology, f.Topology)
+	set(&c.Kubeconfig, f.Kubeconfig)
+	set(&c.Resolver, f.Resolver)
+	set(&c.BPF, f.BPF)
+	set(&c.ResolvConf, f.ResolvConf)
+	set(&c.StateDir, f.StateDir)
+	set(&c.RunDir, f.RunDir)
+	set(&c.BPFFS, f.BPFFS)
+	set(&c.LogLevel, f.LogLevel)
+	if f.Wait != nil {
+		c.Wait = time.Duration(*f.Wait)
+	}
+	if f.KubeSwitchAddress != nil {
+		c.KubeSwitchAddress = netip.Addr(*f.KubeSwitchAddress).Unmap()
+	}
+	if f.Zones != nil {
+		c.Zones = f.Zones
+	}
+	setList(&c.DNSEndpoints, f.DNSEndpoints, func(s serverText) netip.AddrPort { return netip.AddrPort(s) })
+	setList(&c.Upstreams, f.Upstreams, func(s serverText) netip.AddrPort { return netip.AddrPort(s) })
+	setList(&c.ServiceCIDRs, f.ServiceCIDRs, func(p prefixText) netip.Prefix { return netip.Prefix(p) })
+	setList(&c.PodCIDRs, f.PodCIDRs, func(p prefixText) netip.Prefix { return netip.Prefix(p) })
+}
+
+func set[T any](to, from *T) {
+	if from != nil {
+		*to = *from
+	}
+}
+
+func setList[T, F any](to *[]T, from []F, convert func(F) T) {
+	if from == nil {
+		return
+	}
+	*to = make([]T, 0, len(from))
+	for _, element := range from {
+		*to = append(*to, convert(element))
+	}
+}

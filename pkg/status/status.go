@@ -1,0 +1,235 @@
+// Package status is the report behind "k2s-dnsbpf status": what it says, and how it is written for people and for
+// programs. It collects nothing itself.
+package status
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"strings"
+	"text/tabwriter"
+	"time"
+
+	"go.yaml.in/yaml/v3"
+)
+
+// Report is one look at a host. Its JSON form is a contract: fields are added, never renamed.
+type Report struct {
+	Attached   bool                `json:"attached" yaml:"attached"`
+	Healthy    bool                `json:"healthy" yaml:"healthy"`
+	Problems   []string            `json:"problems,omitempty" yaml:"problems,omitempty"`
+	Topology   string              `json:"topology,omitempty" yaml:"topology,omitempty"`
+	Since      *time.Time          `json:"since,omitempty" yaml:"since,omitempty"`
+	Version    string              `json:"version,omitempty" yaml:"version,omitempty"`
+	PID        int                 `json:"pid,omitempty" yaml:"pid,omitempty"`
+	Resolver   Resolver            `json:"resolver" yaml:"resolver"`
+	Datapath   Datapath            `json:"datapath" yaml:"datapath"`
+	Zones      []Zone              `json:"zones" yaml:"zones"`
+	Endpoints  []Endpoint          `json:"endpoints" yaml:"endpoints"`
+	Forwarder  Forwarder           `json:"forwarder" yaml:"forwarder"`
+	Counters   map[string]Counters `json:"counters" yaml:"counters"`
+	Discovery  *Discovery          `json:"discovery,omitempty" yaml:"discovery,omitempty"`
+	Reasons    map[string]Reasons  `json:"reasons,omitempty" yaml:"reasons,omitempty"`
+	Kubeconfig string              `json:"kubeconfig,omitempty" yaml:"kubeconfig,omitempty"`
+}
+
+// Resolver is the state of resolv.conf.
+type Resolver struct {
+	State     string   `json:"state" yaml:"state"` // original, ours, foreign, missing
+	File      string   `json:"file" yaml:"file"`
+	Owner     string   `json:"owner,omitempty" yaml:"owner,omitempty"` // whose the file was before
+	Upstreams []string `json:"upstreams" yaml:"upstreams"`
+	Search    []string `json:"search,omitempty" yaml:"search,omitempty"`
+}
+
+// Datapath is what is in the kernel.
+type Datapath struct {
+	Programs []Program `json:"programs" yaml:"programs"`
+	Pinned   string    `json:"pinned,omitempty" yaml:"pinned,omitempty"` // the pin directory
+}
+
+// Program is one attached program.
+type Program struct {
+	Name      string `json:"name" yaml:"name"`
+	Attach    string `json:"attach" yaml:"attach"`
+	Interface string `json:"interface" yaml:"interface"`
+	KernelID  uint32 `json:"kernel_id" yaml:"kernel_id"`
+}
+
+// Zone is a cluster zone and the group of endpoints that answers it.
+type Zone struct {
+	Name  string `json:"name" yaml:"name"`
+	Group string `json:"group" yaml:"group"`
+}
+
+// Endpoint is one CoreDNS endpoint. Without an interface it is not steered to: only the forwarder asks it.
+type Endpoint struct {
+	Address   string `json:"address" yaml:"address"`
+	Interface string `json:"interface" yaml:"interface"`
+	Healthy   bool   `json:"healthy" yaml:"healthy"`
+	Source    string `json:"source" yaml:"source"`
+	Note      string `json:"note,omitempty" yaml:"note,omitempty"`
+}
+
+// Forwarder is the userspace server.
+type Forwarder struct {
+	Listen   []string `json:"listen" yaml:"listen"`
+	Queries  uint64   `json:"queries" yaml:"queries"`
+	Failures uint64   `json:"failures" yaml:"failures"`
+}
+
+// Counters are the kernel's, of one scope.
+type Counters struct {
+	Steered  uint64 `json:"steered" yaml:"steered"`
+	Answered uint64 `json:"answered" yaml:"answered"`
+	Passed   uint64 `json:"passed" yaml:"passed"`
+	Refused  uint64 `json:"refused" yaml:"refused"`
+}
+
+// Reasons are the kernel's counters of one scope by reason, those that are not zero.
+type Reasons map[string]uint64
+
+// Discovery says where the endpoints come from and how fresh they are.
+type Discovery struct {
+	Updated time.Time `json:"updated" yaml:"updated"`
+	Stale   bool      `json:"stale" yaml:"stale"`
+	Reason  string    `json:"reason,omitempty" yaml:"reason,omitempty"`
+}
+
+// Format names a form of output.
+type Format string
+
+// The formats.
+const (
+	Table Format = "table"
+	JSON  Format = "json"
+	YAML  Format = "yaml"
+)
+
+// ParseFormat checks the name of a format.
+func ParseFormat(name string) (Format, error) {
+	switch format := Format(name); format {
+	case Table, JSON, YAML:
+		return format, nil
+	}
+	return "", fmt.Errorf("output format %q: write table, json or yaml", name)
+}
+
+// Write writes the report.
+func (r Report) Write(w io.Writer, format Format) error {
+	switch format {
+	case JSON:
+		encoder := json.NewEncoder(w)
+		encoder.SetIndent("", "  ")
+		return encoder.Encode(r)
+	case YAML:
+		encoder := yaml.NewEncoder(w)
+		encoder.SetIndent(2)
+		if err := encoder.Encode(r); err != nil {
+			return err
+		}
+		return encoder.Close()
+	}
+	return r.writeTable(w)
+}
+
+// scopeOrder is the order of scopes in the table; a map has none.
+var scopeOrder = []string{"host", "kubeswitch", "pod", "transparent"}
+
+func (r Report) writeTable(w io.Writer) error {
+	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	row := func(cells ...string) { fmt.Fprintln(t, strings.Join(cells, "\t")) }
+
+	row("STATE", r.stateLine())
+	for _, problem := range r.Problems {
+		row("PROBLEM", problem)
+	}
+	if r.Attached {
+		row("TOPOLOGY", r.Topology)
+	}
+	row("RESOLVER", r.resolverLine())
+	row("UPSTREAMS", orDash(r.Resolver.Upstreams))
+	if len(r.Resolver.Search) > 0 {
+		row("SEARCH", orDash(r.Resolver.Search))
+	}
+	if r.Attached {
+		row("FORWARDER", fmt.Sprintf("%s; %d queries, %d failures", orDash(r.Forwarder.Listen), r.Forwarder.Queries, r.Forwarder.Failures))
+		names := make([]string, 0, len(r.Zones))
+		for _, zone := range r.Zones {
+			names = append(names, zone.Name)
+		}
+		row("ZONES", orDash(names))
+	}
+	if err := t.Flush(); err != nil {
+		return err
+	}
+	if len(r.Endpoints) > 0 {
+		fmt.Fprintln(t)
+		row("ENDPOINT", "INTERFACE", "HEALTHY", "SOURCE", "NOTE")
+		for _, e := range r.Endpoints {
+			row(e.Address, orDash([]string{e.Interface}), yesNo(e.Healthy), e.Source, e.Note)
+		}
+		if err := t.Flush(); err != nil {
+			return err
+		}
+	}
+	if len(r.Datapath.Programs) > 0 {
+		fmt.Fprintln(t)
+		row("PROGRAM", "HOOK", "INTERFACE", "ID")
+		for _, p := range r.Datapath.Programs {
+			row(p.Name, p.Attach, p.Interface, fmt.Sprint(p.KernelID))
+		}
+		if err := t.Flush(); err != nil {
+			return err
+		}
+	}
+	if len(r.Counters) > 0 {
+		fmt.Fprintln(t)
+		row("SCOPE", "STEERED", "ANSWERED", "PASSED", "REFUSED")
+		for _, scope := range scopeOrder {
+			if c, ok := r.Counters[scope]; ok {
+				row(scope, fmt.Sprint(c.Steered), fmt.Sprint(c.Answered), fmt.Sprint(c.Passed), fmt.Sprint(c.Refused))
+			}
+		}
+	}
+	return t.Flush()
+}
+
+func (r Report) stateLine() string {
+	if !r.Attached {
+		return "not attached"
+	}
+	state := "attached, healthy"
+	if !r.Healthy {
+		state = "attached, NOT healthy"
+	}
+	if r.Since != nil {
+		state += ", since " + r.Since.Format(time.RFC3339)
+	}
+	if r.PID != 0 {
+		state += fmt.Sprintf(", pid %d", r.PID)
+	}
+	return state
+}
+
+func (r Report) resolverLine() string {
+	line := r.Resolver.File + " is " + r.Resolver.State
+	if r.Resolver.Owner != "" {
+		line += ", owner: " + r.Resolver.Owner
+	}
+	return line
+}
+
+func orDash(values []string) string {
+	if text := strings.Join(values, " "); text != "" {
+		return text
+	}
+	return "-"
+}
+
+func yesNo(yes bool) string {
+	if yes {
+		return "yes"
+	}
+	return "no"
+}
