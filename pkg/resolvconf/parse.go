@@ -203,7 +203,7 @@ func parseAtonPart(p string) (uint64, bool) {
 	case len(p) > 1 && p[0] == '0':
 		digits, base = p[1:], 8
 	}
-	if digits == "" || digits[0] == '+' {
+	if digits == "" {
 		return 0, false
 	}
 	v, err := strconv.ParseUint(digits, base, 32)
