@@ -68,3 +68,17 @@ func explain(doing string, err error) error {
 	}
 	return fmt.Errorf("%s: %w: %w: %s", doing, cause, err, remedy)
 }
+
+// explain is the function of that name, which also looks whether an attribute
+// that was set meanwhile is the cause.
+func (m *Manager) explain(doing string, err error) error {
+	if errors.Is(err, syscall.EPERM) {
+		for _, name := range []string{m.path, m.dir, m.parked} {
+			info, lerr := m.fs.Lstat(name)
+			if flag := attribute(info); lerr == nil && flag != "" {
+				return fmt.Errorf("%s: %w: chattr +%s is set: run chattr -%s %s (%w)", doing, ErrImmutable, flag, flag, name, err)
+			}
+		}
+	}
+	return explain(doing, err)
+}

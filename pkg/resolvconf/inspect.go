@@ -19,6 +19,10 @@ type Inspection struct {
 	Type  Type
 	Link  string // text of the symbolic link at Path
 	State State
+	// Before and BeforeLink are what Restore would put back while attached:
+	// the original's type and link text.
+	Before     Type
+	BeforeLink string
 	// Target is where the effective content was read: Path itself, the end of
 	// its links, or while attached the parked original.
 	Target string
@@ -78,6 +82,9 @@ func (m *Manager) inspect(own []netip.Addr) (survey, error) {
 	}
 	s := survey{cur: cur, rec: rec}
 	s.Path, s.Type, s.Link, s.State = m.path, cur.Type, cur.link, rec.state(cur)
+	if rec.known {
+		s.Before, s.BeforeLink = rec.original.Type, string(rec.original.Link)
+	}
 	own = append(slices.Clone(own), rec.served()...)
 
 	eff, err := m.effective(s)
@@ -226,11 +233,7 @@ func (m *Manager) upstreamRefusal(s survey) []error {
 	why := "it names no server"
 	switch {
 	case len(s.Dropped) > 0:
-		list := make([]string, 0, len(s.Dropped))
-		for _, d := range s.Dropped {
-			list = append(list, d.String())
-		}
-		why = strings.Join(list, ", ")
+		why = joinSkips(s.Dropped)
 	case s.Type == TypeMissing:
 		why = "the file is missing"
 	case s.Type == TypeDangling:

@@ -3,6 +3,7 @@ package resolvconf
 import (
 	"errors"
 	"fmt"
+	"io/fs"
 	"net/netip"
 	"path/filepath"
 	"slices"
@@ -65,7 +66,7 @@ func (m *Manager) restore() (Outcome, error) {
 		return err
 	})
 	if err != nil {
-		return Outcome{}, explain(doing, err)
+		return Outcome{}, m.explain(doing, err)
 	}
 	if !rec.known {
 		return m.restoreUnrecorded(cur, rec)
@@ -97,7 +98,7 @@ func (m *Manager) restore() (Outcome, error) {
 		return m.fs.SyncDir(m.dir)
 	})
 	if err != nil {
-		return Outcome{}, explain(doing, err)
+		return Outcome{}, m.explain(doing, err)
 	}
 	err = m.at("D3", func() error {
 		now, err := m.look(m.path)
@@ -110,7 +111,7 @@ func (m *Manager) restore() (Outcome, error) {
 		return nil
 	})
 	if err != nil {
-		return Outcome{}, explain(doing, err)
+		return Outcome{}, m.explain(doing, err)
 	}
 	return m.finish(out)
 }
@@ -251,16 +252,32 @@ func (m *Manager) finish(out Outcome) (Outcome, error) {
 // discard removes the parked original and all records.
 func (m *Manager) discard() error {
 	return m.at("D6", func() error {
-		for _, name := range []string{m.parked, m.fresh} {
-			if err := hostfs.RemoveIfExists(m.fs, name); err != nil {
-				return explain("remove "+name, err)
-			}
-		}
-		if err := m.fs.SyncDir(m.dir); err != nil {
-			return explain("remove "+m.parked, err)
+		if err := m.drop(m.parked, m.fresh); err != nil {
+			return m.explain("clear up beside "+m.path, err)
 		}
 		return m.forget()
 	})
+}
+
+// drop removes names, durably. It looks first: a read-only file system refuses
+// the removal of what isn't there, too.
+func (m *Manager) drop(names ...string) error {
+	dropped := false
+	for _, name := range names {
+		if _, err := m.fs.Lstat(name); errors.Is(err, fs.ErrNotExist) {
+			continue
+		} else if err != nil {
+			return err
+		}
+		if err := hostfs.RemoveIfExists(m.fs, name); err != nil {
+			return err
+		}
+		dropped = true
+	}
+	if !dropped {
+		return nil
+	}
+	return m.fs.SyncDir(m.dir)
 }
 
 func (m *Manager) forget() error {
@@ -278,7 +295,7 @@ func (m *Manager) forget() error {
 func (m *Manager) leave(rec record) (Outcome, error) {
 	parked, err := m.look(m.parked)
 	if err != nil {
-		return Outcome{}, explain("restore "+m.path, err)
+		return Outcome{}, m.explain("restore "+m.path, err)
 	}
 	out := Outcome{Result: LeftForeign}
 	switch {
@@ -290,12 +307,12 @@ func (m *Manager) leave(rec record) (Outcome, error) {
 	default:
 		out.Detail = fmt.Sprintf("%s was replaced by somebody else, and is kept; the one from before is in %s",
 			m.path, m.journal.Path())
-		if err := hostfs.RemoveIfExists(m.fs, m.parked); err != nil {
-			return Outcome{}, explain("restore "+m.path, err)
+		if err := m.drop(m.parked); err != nil {
+			return Outcome{}, m.explain("restore "+m.path, err)
 		}
 	}
-	if err := hostfs.RemoveIfExists(m.fs, m.fresh); err != nil {
-		return Outcome{}, explain("restore "+m.path, err)
+	if err := m.drop(m.fresh); err != nil {
+		return Outcome{}, m.explain("restore "+m.path, err)
 	}
 	return out, nil
 }
@@ -325,7 +342,7 @@ func (m *Manager) restoreUnrecorded(cur object, rec record) (Outcome, error) {
 	doing := "restore " + m.path
 	parked, err := m.look(m.parked)
 	if err != nil {
-		return Outcome{}, explain(doing, err)
+		return Outcome{}, m.explain(doing, err)
 	}
 	parkedOurs := parked.Type == TypeRegular && sealed(parked.content)
 	if rec.state(cur) != StateOurs {
@@ -334,7 +351,7 @@ func (m *Manager) restoreUnrecorded(cur object, rec record) (Outcome, error) {
 		case !cur.exists() && parked.exists() && !parkedOurs:
 			out = Outcome{Result: Restored, Detail: "the file was missing; the parked original is back"}
 			if err := m.swapIn(m.parked, cur); err != nil {
-				return Outcome{}, explain(doing, err)
+				return Outcome{}, m.explain(doing, err)
 			}
 		case parked.exists() && !parkedOurs:
 			out.Detail = fmt.Sprintf("%s is not ours; %s is from an attach whose journal is lost, and is kept", m.path, m.parked)
@@ -361,7 +378,7 @@ func (m *Manager) restoreUnrecorded(cur object, rec record) (Outcome, error) {
 		return m.fs.SyncDir(m.dir)
 	})
 	if err != nil {
-		return Outcome{}, explain(doing, err)
+		return Outcome{}, m.explain(doing, err)
 	}
 	return m.finish(Outcome{Result: Restored, Detail: "the journal was lost; told by the file's own checksum"})
 }

@@ -95,7 +95,7 @@ func (m *Manager) takeOver(s survey, t TakeOver) error {
 	}
 	orig, err := m.describe(s)
 	if err != nil {
-		return explain("take over "+m.path+": save the original", err)
+		return m.explain("take over "+m.path+": save the original", err)
 	}
 	err = m.at("A4", func() error {
 		if err := m.journal.Record(kindOriginal, m.path, orig); err != nil {
@@ -104,14 +104,14 @@ func (m *Manager) takeOver(s survey, t TakeOver) error {
 		return m.journal.Record(kindContent, m.path+"@"+digest(text), content{t.Nameservers})
 	})
 	if err != nil {
-		return m.undone(explain("take over "+m.path, err))
+		return m.undone(m.explain("take over "+m.path, err))
 	}
 	method, err := m.install(s.cur, orig, text)
 	if err != nil {
-		return m.undone(explain("take over "+m.path, err))
+		return m.undone(m.explain("take over "+m.path, err))
 	}
 	if err := m.attached(method); err != nil {
-		return m.undone(explain("take over "+m.path, err))
+		return m.undone(m.explain("take over "+m.path, err))
 	}
 	m.log.Info("resolver file taken over", zap.String("path", m.path), zap.String("method", method))
 	return nil
@@ -315,7 +315,7 @@ func (m *Manager) converge(s survey, t TakeOver) error {
 			return m.journal.Record(kindContent, m.path+"@"+digest(text), content{t.Nameservers})
 		})
 		if err != nil {
-			return explain(doing, err)
+			return m.explain(doing, err)
 		}
 		err = m.at("A6", func() error {
 			if err := hostfs.RemoveIfExists(m.fs, m.fresh); err != nil {
@@ -325,6 +325,9 @@ func (m *Manager) converge(s survey, t TakeOver) error {
 		})
 		if err == nil {
 			err = m.at("A7", func() error {
+				if err := m.unchanged(s.cur); err != nil {
+					return err
+				}
 				if err := m.fs.Rename(m.fresh, m.path); err != nil {
 					return err
 				}
@@ -333,14 +336,14 @@ func (m *Manager) converge(s survey, t TakeOver) error {
 		}
 		if err != nil {
 			// Either of the two is ours and recorded; only the spare name goes.
-			return errors.Join(explain(doing, err), hostfs.RemoveIfExists(m.fs, m.fresh))
+			return errors.Join(m.explain(doing, err), hostfs.RemoveIfExists(m.fs, m.fresh))
 		}
 		if err := m.journal.Forget(kindAttached, m.path); err != nil {
-			return explain(doing, err)
+			return m.explain(doing, err)
 		}
 	}
 	if err := m.attached("converge"); err != nil {
-		return explain(doing, err)
+		return m.explain(doing, err)
 	}
 	return nil
 }

@@ -116,6 +116,24 @@ func OpenFS(fsys hostfs.FS, dir string) (*Journal, error) {
 	}
 }
 
+// SetAside renames a damaged journal, so that Open begins an empty one and what
+// can be undone without it still is. It returns the new name of the newest
+// generation.
+func SetAside(dir string) (string, error) { return setAside(hostfs.OS(), dir) }
+
+func setAside(fsys hostfs.FS, dir string) (string, error) {
+	path := filepath.Join(dir, FileName)
+	for _, name := range []string{path + prevSuffix, path} {
+		if err := fsys.Rename(name, name+".damaged"); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return "", fmt.Errorf("set journal aside: %w", err)
+		}
+	}
+	if err := fsys.SyncDir(dir); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return "", fmt.Errorf("set journal aside: %w", err)
+	}
+	return path + ".damaged", nil
+}
+
 func load(fsys hostfs.FS, path string) (body, error) {
 	raw, err := fsys.ReadFile(path, maxJournal)
 	if err != nil {

@@ -33,6 +33,7 @@ type Info struct {
 	Links    uint32
 	Atime    time.Time
 	Mtime    time.Time
+	Btime    time.Time // of creation; zero where the file system has none
 	// MountID is the mount the name is on, as in the first column of
 	// proc_pid_mountinfo(5); 0 where the kernel doesn't tell (before 5.8).
 	MountID uint64
@@ -43,8 +44,11 @@ type Info struct {
 	Immutable, Append bool
 }
 
-// SameFile reports whether both are the same object and not merely equal.
-func (i Info) SameFile(o Info) bool { return i.Dev == o.Dev && i.Ino == o.Ino }
+// SameFile reports whether both are the same object and not merely equal. The
+// time of creation tells an inode number that was used again.
+func (i Info) SameFile(o Info) bool {
+	return i.Dev == o.Dev && i.Ino == o.Ino && i.Btime.Equal(o.Btime)
+}
 
 // Xattr is one extended attribute: label, ACL, capability or user data.
 type Xattr struct {

@@ -42,7 +42,7 @@ func (osFS) Lstat(name string) (Info, error) {
 	var st unix.Statx_t
 	err := retry(func() error {
 		return unix.Statx(unix.AT_FDCWD, name, unix.AT_SYMLINK_NOFOLLOW|unix.AT_NO_AUTOMOUNT,
-			unix.STATX_BASIC_STATS|unix.STATX_MNT_ID, &st)
+			unix.STATX_BASIC_STATS|unix.STATX_BTIME|unix.STATX_MNT_ID, &st)
 	})
 	if err != nil {
 		return Info{}, pathErr("lstat", name, err)
@@ -60,6 +60,9 @@ func (osFS) Lstat(name string) (Info, error) {
 		MountRoot: st.Attributes&unix.STATX_ATTR_MOUNT_ROOT != 0,
 		Immutable: st.Attributes&unix.STATX_ATTR_IMMUTABLE != 0,
 		Append:    st.Attributes&unix.STATX_ATTR_APPEND != 0,
+	}
+	if st.Mask&unix.STATX_BTIME != 0 {
+		info.Btime = time.Unix(st.Btime.Sec, int64(st.Btime.Nsec))
 	}
 	if st.Mask&unix.STATX_MNT_ID != 0 {
 		info.MountID = st.Mnt_id
