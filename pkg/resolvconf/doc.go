@@ -1,0 +1,13 @@
+// Package resolvconf reads the host's /etc/resolv.conf, says who owns it, puts
+// a temporary one in its place, and puts the original back.
+//
+// The original is never copied and deleted: renameat2(2) RENAME_EXCHANGE swaps
+// it with ours in one step, so it keeps its inode, times, label and link text,
+// and there is no moment without the file. It then lies beside ours under
+// [ParkedName]. A copy of it is in the journal, synced before the swap, for the
+// case that the parked one is lost.
+//
+// Step names (A4, D2, ...) are those of the resolver design: A1 classify, A4
+// journal, A6 write ours, A7 exchange, A8 journal again; D1 whose file is it,
+// D2 exchange back, D3 verify, D6 forget.
+package resolvconf

@@ -1,0 +1,331 @@
+package resolvconf
+
+import (
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net/netip"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+
+	"go.uber.org/zap"
+
+	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/state"
+	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/state/hostfs"
+)
+
+const (
+	// ParkedName is where the original lies while ours is in place, in the
+	// same directory. Before the swap, for an instant, ours is made there.
+	ParkedName = ".resolv.conf.k2s-dnsbpf-original"
+	// newName is used where the swap can't be made in one step.
+	newName = ".resolv.conf.k2s-dnsbpf-new"
+	// editedName is a copy, in the state directory, of a file of ours that
+	// somebody edited in place.
+	editedName = "resolv.conf.edited"
+
+	// MaxSize is the largest file, in bytes, that is taken over.
+	MaxSize = 1 << 20
+)
+
+// Options are the settings of New.
+type Options struct {
+	// Path of the file; default /etc/resolv.conf.
+	Path string
+	// StateDir holds the journal. Required.
+	StateDir string
+	// Journal of StateDir. Required; its lock must be held by the caller for
+	// TakeOver and Restore.
+	Journal *state.Journal
+	// FS is the file system; nil is the real one.
+	FS hostfs.FS
+	// Root is put before the paths at which other programs publish their
+	// servers, such as /run/systemd/resolve/resolv.conf. For tests; default "".
+	Root string
+	// Logger; nil logs nothing.
+	Logger *zap.Logger
+	// Listen are the addresses the program itself serves on: never upstreams.
+	Listen []netip.Addr
+	// AttachID is named in our file; default that of the journal's header.
+	AttachID string
+	// Version of the program, named in our file.
+	Version string
+}
+
+// Manager looks after one resolv.conf. Its methods may be called concurrently,
+// one runs at a time. Other processes are kept out by the journal's lock only.
+type Manager struct {
+	opts    Options
+	fs      hostfs.FS
+	journal *state.Journal
+	log     *zap.Logger
+	path    string
+	dir     string
+	parked  string
+	fresh   string // path of newName
+
+	mu sync.Mutex
+	// hook, of tests, is told "A4 before", "A4 after" and so on.
+	hook func(point string)
+}
+
+// New returns a Manager and touches nothing.
+func New(o Options) (*Manager, error) {
+	if o.Path == "" {
+		o.Path = "/etc/resolv.conf"
+	}
+	if !filepath.IsAbs(o.Path) || strings.ContainsAny(o.Path, "\n\x00") {
+		return nil, fmt.Errorf("resolver file %q: give an absolute path", o.Path)
+	}
+	if o.Journal == nil || o.StateDir == "" {
+		return nil, errors.New("resolvconf: Journal and StateDir are required")
+	}
+	if o.FS == nil {
+		o.FS = hostfs.OS()
+	}
+	if o.Logger == nil {
+		o.Logger = zap.NewNop()
+	}
+	path := filepath.Clean(o.Path)
+	dir := filepath.Dir(path)
+	return &Manager{
+		opts: o, fs: o.FS, journal: o.Journal, log: o.Logger,
+		path: path, dir: dir,
+		parked: filepath.Join(dir, ParkedName),
+		fresh:  filepath.Join(dir, newName),
+	}, nil
+}
+
+// at runs one named step between its two points.
+func (m *Manager) at(step string, do func() error) error {
+	if m.hook != nil {
+		m.hook(step + " before")
+	}
+	err := do()
+	if m.hook != nil {
+		m.hook(step + " after")
+	}
+	return err
+}
+
+func (m *Manager) attachID() string {
+	if m.opts.AttachID != "" {
+		return m.opts.AttachID
+	}
+	if id := m.journal.Header().AttachID; id != "" {
+		return id
+	}
+	return strings.ToLower(rand.Text())
+}
+
+// Type is what lies under a name.
+type Type string
+
+// The types. A symbolic link whose target is missing is TypeDangling in an
+// Inspection and TypeSymlink elsewhere.
+const (
+	TypeMissing   Type = "missing"
+	TypeRegular   Type = "regular"
+	TypeSymlink   Type = "symlink"
+	TypeDangling  Type = "dangling symlink"
+	TypeBindMount Type = "bind mount"
+	TypeOther     Type = "other"
+)
+
+// object is one name as it was found.
+type object struct {
+	Type     Type
+	info     hostfs.Info
+	link     string
+	content  []byte // of a regular file
+	tooLarge bool
+}
+
+func (o object) exists() bool { return o.Type != TypeMissing }
+
+// look reads a name without following it. A file over MaxSize is no error.
+func (m *Manager) look(name string) (object, error) {
+	info, err := m.fs.Lstat(name)
+	if errors.Is(err, fs.ErrNotExist) {
+		return object{Type: TypeMissing}, nil
+	}
+	if err != nil {
+		return object{}, err
+	}
+	o := object{info: info}
+	switch {
+	case info.Mode&fs.ModeSymlink != 0:
+		o.Type = TypeSymlink
+		o.link, err = m.fs.Readlink(name)
+	case info.Mode.IsRegular():
+		o.Type = TypeRegular
+		o.content, err = m.fs.ReadFile(name, MaxSize)
+		if errors.Is(err, ErrTooLarge) {
+			o.tooLarge, err = true, nil
+		}
+	default:
+		o.Type = TypeOther
+	}
+	if err != nil {
+		return object{}, err
+	}
+	return o, nil
+}
+
+// Kinds of journal records. The name of all is the file's path, followed for
+// kindContent by "@" and the digest.
+const (
+	kindOriginal = "resolv.conf"
+	kindContent  = "resolv.conf.content"
+	kindAttached = "resolv.conf.attached"
+)
+
+// original is the record of A4: all there is to know of the file before us.
+type original struct {
+	Type     Type           `json:"type"`
+	Link     []byte         `json:"link,omitempty"` // bytes: a link text need not be UTF-8
+	Content  []byte         `json:"content,omitempty"`
+	SHA256   string         `json:"sha256,omitempty"`
+	Info     hostfs.Info    `json:"info"`
+	Xattrs   []hostfs.Xattr `json:"xattrs,omitempty"`
+	Flags    uint32         `json:"flags,omitempty"`
+	Parked   string         `json:"parked"`
+	AttachID string         `json:"attachID"`
+	// Upstreams are values, since the files they came from change while we are
+	// attached.
+	Upstreams []netip.Addr `json:"upstreams,omitempty"`
+}
+
+// content is the record of one text of ours, by which it is known again.
+type content struct {
+	Nameservers []netip.Addr `json:"nameservers"`
+}
+
+// attached is the record of A8.
+type attached struct {
+	Method string `json:"method"`
+	Dev    uint64 `json:"dev"`
+	Ino    uint64 `json:"ino"`
+}
+
+// record is what the journal knows of the path.
+type record struct {
+	known    bool // there is an original
+	original original
+	texts    map[string][]netip.Addr // digest of a text of ours -> its nameservers
+}
+
+func (m *Manager) record() (record, error) {
+	r := record{texts: map[string][]netip.Addr{}}
+	known, err := m.journal.Lookup(kindOriginal, m.path, &r.original)
+	if err != nil {
+		return record{}, err
+	}
+	r.known = known
+	for _, c := range m.journal.Changes() {
+		sum, ok := strings.CutPrefix(c.Name, m.path+"@")
+		if c.Kind != kindContent || !ok {
+			continue
+		}
+		var t content
+		if _, err := m.journal.Lookup(c.Kind, c.Name, &t); err != nil {
+			return record{}, err
+		}
+		r.texts[sum] = t.Nameservers
+	}
+	return r, nil
+}
+
+// ours reports whether o is a text that we wrote, unchanged.
+func (r record) ours(o object) bool {
+	if o.Type != TypeRegular || o.tooLarge {
+		return false
+	}
+	_, ok := r.texts[digest(o.content)]
+	return ok
+}
+
+// isOriginal reports whether o is the original: the same object whatever has
+// become of its content, or an equal one.
+func (r record) isOriginal(o object) bool {
+	if !r.known || o.Type != r.original.Type || r.ours(o) {
+		return false
+	}
+	switch o.Type {
+	case TypeMissing:
+		return true
+	case TypeSymlink:
+		return o.link == string(r.original.Link)
+	case TypeRegular:
+		return o.info.SameFile(r.original.Info) || !o.tooLarge && digest(o.content) == r.original.SHA256
+	}
+	return false
+}
+
+// served are all addresses that a file of ours named.
+func (r record) served() []netip.Addr {
+	var out []netip.Addr
+	for _, list := range r.texts {
+		out = append(out, list...)
+	}
+	return out
+}
+
+// State says whose the file is.
+type State string
+
+// The states.
+const (
+	StateOriginal State = "original" // as before us, or never taken over
+	StateOurs     State = "ours"
+	StateForeign  State = "foreign" // somebody replaced or edited ours
+	StateMissing  State = "missing" // there is none, and there was one
+)
+
+// State tells by the journal, not by a comment in the file. Without a record a
+// file is the original, unless its own checksum proves it to be ours.
+func (m *Manager) State() (State, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	cur, err := m.look(m.path)
+	if err != nil {
+		return "", explain("read "+m.path, err)
+	}
+	r, err := m.record()
+	if err != nil {
+		return "", err
+	}
+	return r.state(cur), nil
+}
+
+func (r record) state(cur object) State {
+	switch {
+	case r.ours(cur):
+		return StateOurs
+	case r.isOriginal(cur):
+		return StateOriginal
+	case !cur.exists():
+		return StateMissing
+	case r.known:
+		return StateForeign
+	case cur.Type == TypeRegular && sealed(cur.content):
+		return StateOurs
+	}
+	return StateOriginal
+}
+
+// RecordedPaths are the files that a journal knows to be taken over, for a
+// restore that isn't told which.
+func RecordedPaths(j *state.Journal) []string {
+	var out []string
+	for _, c := range j.Changes() {
+		if c.Kind == kindOriginal {
+			out = append(out, c.Name)
+		}
+	}
+	slices.Sort(out)
+	return out
+}

@@ -1,0 +1,105 @@
+package resolvconf
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+)
+
+const (
+	// headerLine is the stable first line of our file.
+	headerLine = "# k2s-dnsbpf: temporary resolver configuration, here only while it is attached."
+	// sumPrefix starts the line with the checksum of all other lines. It tells
+	// whether a file is ours, unchanged, when the journal is lost.
+	sumPrefix = "# checksum: sha256:"
+	// createdMark stands in the header if there was no file before ours.
+	createdMark = "# Original: none, there was no such file."
+
+	// maxNameservers is MAXNS of resolv.h: a resolver reads no more.
+	maxNameservers = 3
+)
+
+// rendering is what our file is made of.
+type rendering struct {
+	path, parked string // absolute; parked is "" if there was no file before
+	attachID     string
+	version      string
+	nameservers  []netip.Addr
+	base         File // search, options and sortlist are carried over from it
+}
+
+// render makes our file. What it returns parses back to the same nameservers,
+// or it fails: a file that no resolver can read must never be installed.
+func (r rendering) render() ([]byte, error) {
+	if len(r.nameservers) == 0 || len(r.nameservers) > maxNameservers {
+		return nil, fmt.Errorf("%d nameservers for %s: give 1 to %d", len(r.nameservers), r.path, maxNameservers)
+	}
+	var b bytes.Buffer
+	fmt.Fprintln(&b, headerLine)
+	fmt.Fprintf(&b, "# Attach id: %s (k2s-dnsbpf %s)\n", r.attachID, r.version)
+	fmt.Fprintln(&b, "# Don't edit: changes are lost at detach.")
+	fmt.Fprintln(&b, "# Look:      k2s-dnsbpf status")
+	fmt.Fprintln(&b, "# Undo:      sudo k2s-dnsbpf detach")
+	if r.parked != "" {
+		fmt.Fprintf(&b, "# Original:  %s\n", r.parked)
+		fmt.Fprintf(&b, "# By hand:   mv -f %s %s\n", r.parked, r.path)
+	} else {
+		fmt.Fprintln(&b, createdMark)
+		fmt.Fprintf(&b, "# By hand:   rm -f %s\n", r.path)
+	}
+	for _, a := range r.nameservers {
+		if !a.IsValid() || a.IsUnspecified() {
+			return nil, fmt.Errorf("nameserver %v for %s: not an address to ask", a, r.path)
+		}
+		fmt.Fprintf(&b, "nameserver %s\n", a)
+	}
+	if len(r.base.Search) > 0 {
+		fmt.Fprintf(&b, "%s %s\n", r.base.SearchKeyword, strings.Join(r.base.Search, " "))
+	}
+	if o := carriedOptions(r.base.Options); len(o) > 0 {
+		fmt.Fprintf(&b, "options %s\n", strings.Join(o, " "))
+	}
+	for _, s := range r.base.Sortlist {
+		fmt.Fprintf(&b, "sortlist %s\n", s)
+	}
+	data := seal(b.Bytes())
+	if got := Parse(data); !slices.Equal(got.Nameservers, r.nameservers) {
+		return nil, errors.New("the file made for " + r.path + " doesn't read back as it should")
+	}
+	return data, nil
+}
+
+// carriedOptions drops no-reload: a program that starts while our file is in
+// place would keep to it after detach. trust-ad stays only because the original
+// had it, so the upstreams were trusted with the AD bit before.
+func carriedOptions(options []string) []string {
+	return slices.DeleteFunc(slices.Clone(options), func(o string) bool { return o == "no-reload" })
+}
+
+// seal inserts the checksum as the second line.
+func seal(data []byte) []byte {
+	first, rest, _ := bytes.Cut(data, []byte{'\n'})
+	var b bytes.Buffer
+	fmt.Fprintf(&b, "%s\n%s%s\n%s", first, sumPrefix, digest(data), rest)
+	return b.Bytes()
+}
+
+// sealed reports whether data is a file of ours that nobody changed.
+func sealed(data []byte) bool {
+	lines := bytes.SplitN(data, []byte{'\n'}, 3)
+	if len(lines) < 3 || string(lines[0]) != headerLine {
+		return false
+	}
+	sum, ok := bytes.CutPrefix(lines[1], []byte(sumPrefix))
+	return ok && string(sum) == digest(slices.Concat(lines[0], []byte{'\n'}, lines[2]))
+}
+
+func digest(data []byte) string {
+	sum := sha256.Sum256(data)
+	return hex.EncodeToString(sum[:])
+}

@@ -1,0 +1,384 @@
+package resolvconf
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"net/netip"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+
+	"go.uber.org/zap"
+
+	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/state/hostfs"
+)
+
+// Result is how a restore ended.
+type Result string
+
+// The results.
+const (
+	Restored    Result = "restored"
+	NothingToDo Result = "nothing to do"
+	LeftForeign Result = "left, it is somebody else's" // Outcome.Detail says what to do
+)
+
+// Outcome of a Restore.
+type Outcome struct {
+	Result Result
+	Detail string // one line for the operator; may be empty
+	// Inexact lists attributes of a rebuilt original that could not be set. An
+	// original that was parked needs no rebuild and is exact.
+	Inexact []string
+}
+
+// Restore puts the original back if ours is in place, or if nothing is. A
+// foreign file is left, and then the original stays parked and recorded. It
+// needs nothing but the journal, or with the journal lost the parked original,
+// and no free space as long as that one is there. To call it again, or after
+// it was cut short anywhere, is safe. On an error nothing is forgotten.
+//
+// One foreign file isn't left: ours, edited by hand, that names no server but
+// us. It would leave the host without DNS. It is copied to the state directory.
+func (m *Manager) Restore() (Outcome, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	out, err := m.restore()
+	if err != nil {
+		return out, err
+	}
+	m.log.Info("resolver file", zap.String("path", m.path), zap.String("result", string(out.Result)),
+		zap.String("detail", out.Detail))
+	return out, nil
+}
+
+func (m *Manager) restore() (Outcome, error) {
+	doing := "restore " + m.path
+	var rec record
+	var cur object
+	err := m.at("D1", func() (err error) {
+		if cur, err = m.look(m.path); err != nil {
+			return err
+		}
+		rec, err = m.record()
+		return err
+	})
+	if err != nil {
+		return Outcome{}, m.explain(doing, err)
+	}
+	if !rec.known {
+		return m.restoreUnrecorded(cur, rec)
+	}
+	switch rec.state(cur) {
+	case StateOriginal:
+		return m.finish(Outcome{Result: NothingToDo, Detail: "the original is in place"})
+	case StateForeign:
+		if !strands(cur, rec) {
+			return m.leave(rec)
+		}
+		m.keepEdited(cur)
+	}
+	out := Outcome{Result: Restored}
+	err = m.at("D2", func() error {
+		var err error
+		if rec.original.Type == TypeMissing {
+			out.Detail = "there was no file before, so it was removed"
+			if err = m.unchanged(cur); err == nil {
+				err = m.fs.Remove(m.path)
+			}
+		} else {
+			out.Inexact, err = m.putBack(rec, cur)
+			out.Detail = describeOriginal(rec.original)
+		}
+		if err != nil {
+			return err
+		}
+		return m.fs.SyncDir(m.dir)
+	})
+	if err != nil {
+		return Outcome{}, m.explain(doing, err)
+	}
+	err = m.at("D3", func() error {
+		now, err := m.look(m.path)
+		if err != nil {
+			return err
+		}
+		if !rec.isOriginal(now) {
+			return fmt.Errorf("%w: what is there now is not the original: try again", ErrChanged)
+		}
+		return nil
+	})
+	if err != nil {
+		return Outcome{}, m.explain(doing, err)
+	}
+	return m.finish(out)
+}
+
+func describeOriginal(o original) string {
+	if o.Type == TypeSymlink {
+		return fmt.Sprintf("symbolic link to %s", o.Link)
+	}
+	return fmt.Sprintf("regular file of %d bytes", len(o.Content))
+}
+
+// unchanged fails if the name isn't any more what it was when we looked.
+func (m *Manager) unchanged(cur object) error {
+	now, err := m.fs.Lstat(m.path)
+	if err != nil {
+		return err
+	}
+	if !now.SameFile(cur.info) {
+		return fmt.Errorf("%w: try again", ErrChanged)
+	}
+	return nil
+}
+
+// putBack is D2: the parked original, or else one rebuilt from the journal,
+// goes to its name. Ours is then under the spare name.
+func (m *Manager) putBack(rec record, cur object) (inexact []string, err error) {
+	parked, err := m.look(m.parked)
+	if err != nil {
+		return nil, err
+	}
+	from := m.parked
+	if !rec.isOriginal(parked) {
+		from = m.fresh
+		if err := hostfs.RemoveIfExists(m.fs, from); err != nil {
+			return nil, err
+		}
+		if inexact, err = m.rebuild(rec.original, from); err != nil {
+			return nil, err
+		}
+		if err := m.fs.SyncDir(m.dir); err != nil {
+			return nil, err
+		}
+	}
+	return inexact, m.swapIn(from, cur)
+}
+
+// swapIn moves from to the file's name. With an exchange a foreign file that
+// came in between is found under from, and goes back.
+func (m *Manager) swapIn(from string, cur object) error {
+	if !cur.exists() {
+		err := m.fs.RenameNew(from, m.path)
+		if cannot(err) {
+			err = m.fs.Rename(from, m.path)
+		}
+		return err
+	}
+	err := m.fs.Exchange(from, m.path)
+	if cannot(err) {
+		if err := m.unchanged(cur); err != nil {
+			return err
+		}
+		return m.fs.Rename(from, m.path)
+	}
+	if err != nil {
+		return err
+	}
+	out, err := m.fs.Lstat(from)
+	if err != nil {
+		return err
+	}
+	if out.SameFile(cur.info) {
+		return nil
+	}
+	if err := m.fs.Exchange(from, m.path); err != nil {
+		return err
+	}
+	return fmt.Errorf("%w: try again", ErrChanged)
+}
+
+// rebuild makes the original anew under name. Attributes that this file system
+// or a security module refuses are listed, not a failure: DNS matters more.
+func (m *Manager) rebuild(o original, name string) (inexact []string, err error) {
+	switch o.Type {
+	case TypeSymlink:
+		err = m.fs.Symlink(string(o.Link), name)
+	default:
+		err = hostfs.WriteNew(m.fs, name, o.Content, o.Info.Mode.Perm())
+	}
+	if err != nil {
+		return nil, err
+	}
+	attributes := func() error {
+		if err := m.fs.Chown(name, o.Info.UID, o.Info.GID); err != nil {
+			return err
+		}
+		for _, x := range o.Xattrs {
+			err := m.fs.SetXattr(name, x)
+			switch {
+			case cannot(err) || errors.Is(err, syscall.EPERM) || errors.Is(err, syscall.EACCES):
+				inexact = append(inexact, err.Error())
+			case err != nil:
+				return err
+			}
+		}
+		if o.Flags != 0 {
+			if err := m.restoreFlags(o, name); err != nil {
+				inexact = append(inexact, err.Error())
+			}
+		}
+		return m.fs.SetTimes(name, o.Info.Atime, o.Info.Mtime)
+	}
+	if err := attributes(); err != nil {
+		return nil, errors.Join(err, hostfs.RemoveIfExists(m.fs, name))
+	}
+	return inexact, nil
+}
+
+// restoreFlags sets flags that differ. A new file of the same file system has
+// most of them already.
+func (m *Manager) restoreFlags(o original, name string) error {
+	have, err := m.fs.Flags(name)
+	if err != nil || have == o.Flags {
+		return err
+	}
+	return m.fs.SetFlags(name, o.Flags)
+}
+
+// finish is D6, with the original in place: our names have nothing of value in
+// them now, whatever a crash may have left there. The original is forgotten
+// last, so that a crash in between finds its way here again.
+func (m *Manager) finish(out Outcome) (Outcome, error) {
+	if err := m.discard(); err != nil {
+		return Outcome{}, fmt.Errorf("%s is restored: %w", m.path, err)
+	}
+	return out, nil
+}
+
+// discard removes the parked original and all records.
+func (m *Manager) discard() error {
+	return m.at("D6", func() error {
+		if err := m.drop(m.parked, m.fresh); err != nil {
+			return m.explain("clear up beside "+m.path, err)
+		}
+		return m.forget()
+	})
+}
+
+// drop removes names, durably. It looks first: a read-only file system refuses
+// the removal of what isn't there, too.
+func (m *Manager) drop(names ...string) error {
+	dropped := false
+	for _, name := range names {
+		if _, err := m.fs.Lstat(name); errors.Is(err, fs.ErrNotExist) {
+			continue
+		} else if err != nil {
+			return err
+		}
+		if err := hostfs.RemoveIfExists(m.fs, name); err != nil {
+			return err
+		}
+		dropped = true
+	}
+	if !dropped {
+		return nil
+	}
+	return m.fs.SyncDir(m.dir)
+}
+
+func (m *Manager) forget() error {
+	for _, c := range m.journal.Changes() {
+		if c.Kind == kindAttached && c.Name == m.path || c.Kind == kindContent && strings.HasPrefix(c.Name, m.path+"@") {
+			if err := m.journal.Forget(c.Kind, c.Name); err != nil {
+				return err
+			}
+		}
+	}
+	return m.journal.Forget(kindOriginal, m.path)
+}
+
+// leave is the end of a restore that found somebody else's file.
+func (m *Manager) leave(rec record) (Outcome, error) {
+	parked, err := m.look(m.parked)
+	if err != nil {
+		return Outcome{}, m.explain("restore "+m.path, err)
+	}
+	out := Outcome{Result: LeftForeign}
+	switch {
+	case rec.original.Type == TypeMissing:
+		out.Detail = fmt.Sprintf("%s was made by somebody else, and is kept; before the attach there was none", m.path)
+	case rec.isOriginal(parked):
+		out.Detail = fmt.Sprintf("%s was replaced by somebody else, and is kept; to have the one from before: mv -f %s %s",
+			m.path, m.parked, m.path)
+	default:
+		out.Detail = fmt.Sprintf("%s was replaced by somebody else, and is kept; the one from before is in %s",
+			m.path, m.journal.Path())
+		if err := m.drop(m.parked); err != nil {
+			return Outcome{}, m.explain("restore "+m.path, err)
+		}
+	}
+	if err := m.drop(m.fresh); err != nil {
+		return Outcome{}, m.explain("restore "+m.path, err)
+	}
+	return out, nil
+}
+
+// strands reports whether a foreign file names servers, and only ours. Once we
+// stop, a host with it has no DNS.
+func strands(cur object, rec record) bool {
+	if cur.Type != TypeRegular || cur.tooLarge {
+		return false
+	}
+	servers, own := Parse(cur.content).Nameservers, rec.served()
+	return len(servers) > 0 && !slices.ContainsFunc(servers, func(a netip.Addr) bool { return !isOwn(a.Unmap(), own) })
+}
+
+func (m *Manager) keepEdited(cur object) {
+	path := filepath.Join(m.opts.StateDir, editedName)
+	if err := hostfs.WriteFile(m.fs, path, cur.content, 0o600); err != nil {
+		m.log.Warn("our file was edited while attached; the copy of it failed", zap.String("path", path), zap.Error(err))
+		return
+	}
+	m.log.Warn("our file was edited while attached; a copy is kept", zap.String("path", path))
+}
+
+// restoreUnrecorded is for a journal that was lost, or never written. A file
+// that its own checksum proves to be ours is undone by the parked original.
+func (m *Manager) restoreUnrecorded(cur object, rec record) (Outcome, error) {
+	doing := "restore " + m.path
+	parked, err := m.look(m.parked)
+	if err != nil {
+		return Outcome{}, m.explain(doing, err)
+	}
+	parkedOurs := parked.Type == TypeRegular && sealed(parked.content)
+	if rec.state(cur) != StateOurs {
+		out := Outcome{Result: NothingToDo}
+		switch {
+		case !cur.exists() && parked.exists() && !parkedOurs:
+			out = Outcome{Result: Restored, Detail: "the file was missing; the parked original is back"}
+			if err := m.swapIn(m.parked, cur); err != nil {
+				return Outcome{}, m.explain(doing, err)
+			}
+		case parked.exists() && !parkedOurs:
+			out.Detail = fmt.Sprintf("%s is not ours; %s is from an attach whose journal is lost, and is kept", m.path, m.parked)
+			return out, m.forget()
+		}
+		return m.finish(out)
+	}
+	err = m.at("D2", func() error {
+		switch {
+		case parked.exists() && !parkedOurs:
+			if err := m.swapIn(m.parked, cur); err != nil {
+				return err
+			}
+		case strings.Contains(string(cur.content), createdMark+"\n"):
+			if err := m.unchanged(cur); err != nil {
+				return err
+			}
+			if err := m.fs.Remove(m.path); err != nil {
+				return err
+			}
+		default:
+			return fmt.Errorf("%w: neither journal nor %s are there: write the file by hand", ErrLost, m.parked)
+		}
+		return m.fs.SyncDir(m.dir)
+	})
+	if err != nil {
+		return Outcome{}, m.explain(doing, err)
+	}
+	return m.finish(Outcome{Result: Restored, Detail: "the journal was lost; told by the file's own checksum"})
+}

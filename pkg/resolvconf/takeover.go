@@ -1,0 +1,349 @@
+package resolvconf
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"net/netip"
+	"slices"
+	"syscall"
+
+	"go.uber.org/zap"
+
+	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/state/hostfs"
+)
+
+// ourMode is readable by all: a host on which only root resolves is broken.
+const ourMode = 0o644
+
+// labelXattr is the SELinux label, which ours takes over from the original.
+const labelXattr = "security.selinux"
+
+// TakeOver says what the new file is to contain.
+type TakeOver struct {
+	// Nameservers of the new file, 1 to 3: the addresses the program serves on.
+	Nameservers []netip.Addr
+	// UpstreamsGiven: the caller has upstreams of its own (--upstream), so
+	// ErrNoUpstream is no reason to refuse.
+	UpstreamsGiven bool
+}
+
+// TakeOver puts our file in place and parks the original beside it. If ours is
+// in place already it converges: same content, nothing happens; other content,
+// ours is replaced and the original stays parked. An earlier attach that was
+// cut short is undone first. On an error everything is undone again; what the
+// undo itself could not do, the error says too and Restore will.
+//
+// If a foreign file is in place of ours it becomes the new original, and the
+// old one is discarded.
+func (m *Manager) TakeOver(t TakeOver) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+
+	own := append(slices.Clone(m.opts.Listen), t.Nameservers...)
+	var s survey
+	err := m.at("A1", func() (err error) {
+		s, err = m.inspect(own)
+		return err
+	})
+	if err != nil {
+		return fmt.Errorf("take over: %w", err)
+	}
+	var except []error
+	if t.UpstreamsGiven {
+		except = append(except, ErrNoUpstream)
+	}
+	if err := s.Refused(except...); err != nil {
+		return fmt.Errorf("take over: %w", err)
+	}
+	if s.State == StateOurs {
+		return m.converge(s, t)
+	}
+	if s.rec.known || len(s.rec.texts) > 0 {
+		if err := m.settle(); err != nil {
+			return err
+		}
+		if s, err = m.inspect(own); err != nil {
+			return fmt.Errorf("take over: %w", err)
+		}
+	}
+	return m.takeOver(s, t)
+}
+
+// settle ends an earlier attach before a new one begins.
+func (m *Manager) settle() error {
+	out, err := m.restore()
+	if err != nil {
+		return fmt.Errorf("take over: undo the earlier attach: %w", err)
+	}
+	if out.Result != LeftForeign {
+		return nil
+	}
+	m.log.Info("the file was replaced by somebody else while attached: that one is the original from now on",
+		zap.String("path", m.path))
+	return m.discard()
+}
+
+func (m *Manager) takeOver(s survey, t TakeOver) error {
+	parked := m.parked
+	if s.cur.Type == TypeMissing {
+		parked = ""
+	}
+	text, err := m.render(s, t, parked)
+	if err != nil {
+		return fmt.Errorf("take over: %w", err)
+	}
+	orig, err := m.describe(s)
+	if err != nil {
+		return m.explain("take over "+m.path+": save the original", err)
+	}
+	err = m.at("A4", func() error {
+		if err := m.journal.Record(kindOriginal, m.path, orig); err != nil {
+			return err
+		}
+		return m.journal.Record(kindContent, m.path+"@"+digest(text), content{t.Nameservers})
+	})
+	if err != nil {
+		return m.undone(m.explain("take over "+m.path, err))
+	}
+	method, err := m.install(s.cur, orig, text)
+	if err != nil {
+		return m.undone(m.explain("take over "+m.path, err))
+	}
+	if err := m.attached(method); err != nil {
+		return m.undone(m.explain("take over "+m.path, err))
+	}
+	m.log.Info("resolver file taken over", zap.String("path", m.path), zap.String("method", method))
+	return nil
+}
+
+func (m *Manager) render(s survey, t TakeOver, parked string) ([]byte, error) {
+	return rendering{
+		path: m.path, parked: parked, attachID: m.attachID(), version: m.opts.Version,
+		nameservers: t.Nameservers, base: s.File,
+	}.render()
+}
+
+// describe collects all that a rebuild of the original would need.
+func (m *Manager) describe(s survey) (original, error) {
+	o := original{Type: s.cur.Type, Info: s.cur.info, Parked: m.parked, AttachID: m.attachID()}
+	for _, u := range s.Upstreams {
+		o.Upstreams = append(o.Upstreams, u.Addr)
+	}
+	if !s.cur.exists() {
+		return o, nil
+	}
+	var err error
+	if o.Xattrs, err = m.fs.Xattrs(m.path); err != nil {
+		return o, err
+	}
+	switch s.cur.Type {
+	case TypeSymlink:
+		o.Link = []byte(s.cur.link)
+	case TypeRegular:
+		o.Content, o.SHA256 = s.cur.content, digest(s.cur.content)
+		o.Flags, err = m.fs.Flags(m.path)
+	}
+	return o, err
+}
+
+// install does A6 and A7 and names the way that worked.
+func (m *Manager) install(cur object, orig original, text []byte) (string, error) {
+	// Under our own names, so from an attach whose journal was lost.
+	for _, name := range []string{m.parked, m.fresh} {
+		err := m.fs.Remove(name)
+		switch {
+		case err == nil:
+			m.log.Warn("removed a stale file of an earlier attach", zap.String("path", name))
+		case !errors.Is(err, fs.ErrNotExist):
+			return "", err
+		}
+	}
+	if !cur.exists() {
+		return m.create(orig, text)
+	}
+	return m.exchange(cur, orig, text)
+}
+
+// write makes our file under name, durable with its name.
+func (m *Manager) write(name string, orig original, text []byte) error {
+	if err := hostfs.WriteNew(m.fs, name, text, ourMode); err != nil {
+		return err
+	}
+	if orig.Type == TypeRegular {
+		for _, x := range orig.Xattrs {
+			if x.Name != labelXattr {
+				continue
+			}
+			if err := m.fs.SetXattr(name, x); err != nil && !errors.Is(err, syscall.EOPNOTSUPP) {
+				return err
+			}
+		}
+	}
+	return m.fs.SyncDir(m.dir)
+}
+
+func (m *Manager) create(orig original, text []byte) (string, error) {
+	if err := m.at("A6", func() error { return m.write(m.fresh, orig, text) }); err != nil {
+		return "", err
+	}
+	method := "create"
+	err := m.at("A7", func() error {
+		err := m.fs.RenameNew(m.fresh, m.path)
+		if cannot(err) {
+			method = "create by link"
+			if err = m.fs.Link(m.fresh, m.path); err == nil {
+				err = m.fs.Remove(m.fresh)
+			}
+		}
+		if errors.Is(err, fs.ErrExist) {
+			return fmt.Errorf("%w: a file appeared: try again", ErrChanged)
+		}
+		if err != nil {
+			return err
+		}
+		return m.fs.SyncDir(m.dir)
+	})
+	return method, err
+}
+
+// cannot tells "this kernel or file system has no such call" from a failure.
+func cannot(err error) bool {
+	return errors.Is(err, syscall.EINVAL) || errors.Is(err, syscall.ENOSYS) || errors.Is(err, syscall.EOPNOTSUPP)
+}
+
+func (m *Manager) exchange(cur object, orig original, text []byte) (string, error) {
+	// Made under the parked name at once: with the swap the original is there,
+	// and at no time does our header name a place where it isn't.
+	if err := m.at("A6", func() error { return m.write(m.parked, orig, text) }); err != nil {
+		return "", err
+	}
+	method := "exchange"
+	err := m.at("A7", func() error {
+		err := m.fs.Exchange(m.parked, m.path)
+		if cannot(err) {
+			if method, err = m.park(orig, cur); err != nil {
+				return err
+			}
+			return m.fs.SyncDir(m.dir)
+		}
+		if err != nil {
+			return err
+		}
+		got, err := m.fs.Lstat(m.parked)
+		if err != nil {
+			return err
+		}
+		if !got.SameFile(cur.info) {
+			// Somebody replaced the file since A1, so it isn't the one we saved.
+			if err := m.fs.Exchange(m.parked, m.path); err != nil {
+				return err
+			}
+			return fmt.Errorf("%w: try again", ErrChanged)
+		}
+		return m.fs.SyncDir(m.dir)
+	})
+	return method, err
+}
+
+// park is for systems without RENAME_EXCHANGE: a second name for the original,
+// or where there are no hard links a copy, and then ours over the first name.
+// Our file was made under the parked name.
+func (m *Manager) park(orig original, cur object) (string, error) {
+	if err := m.fs.Rename(m.parked, m.fresh); err != nil {
+		return "", err
+	}
+	method := "link"
+	if err := m.fs.Link(m.path, m.parked); err != nil {
+		if !cannot(err) && !errors.Is(err, syscall.EPERM) && !errors.Is(err, syscall.EMLINK) && !errors.Is(err, syscall.EXDEV) {
+			return "", err
+		}
+		method = "copy"
+		if _, err := m.rebuild(orig, m.parked); err != nil {
+			return "", err
+		}
+	}
+	if err := m.fs.SyncDir(m.dir); err != nil {
+		return "", err
+	}
+	now, err := m.fs.Lstat(m.path)
+	if err != nil {
+		return "", err
+	}
+	if !now.SameFile(cur.info) {
+		return "", fmt.Errorf("%w: try again", ErrChanged)
+	}
+	return method, m.fs.Rename(m.fresh, m.path)
+}
+
+// attached is A8.
+func (m *Manager) attached(method string) error {
+	return m.at("A8", func() error {
+		info, err := m.fs.Lstat(m.path)
+		if err != nil {
+			return err
+		}
+		return m.journal.Record(kindAttached, m.path, attached{method, info.Dev, info.Ino})
+	})
+}
+
+// undone undoes a takeover that failed with cause.
+func (m *Manager) undone(cause error) error {
+	out, err := m.restore()
+	if err == nil && out.Result == LeftForeign {
+		err = m.discard()
+	}
+	if err != nil {
+		return fmt.Errorf("%w; the undo failed too, run k2s-dnsbpf restore when that is solved: %w", cause, err)
+	}
+	return cause
+}
+
+// converge changes our file for another of ours. The original stays as it is.
+func (m *Manager) converge(s survey, t TakeOver) error {
+	parked := m.parked
+	if s.rec.original.Type == TypeMissing {
+		parked = ""
+	}
+	text, err := m.render(s, t, parked)
+	if err != nil {
+		return fmt.Errorf("take over: %w", err)
+	}
+	doing := "renew " + m.path
+	if digest(text) != digest(s.cur.content) {
+		err := m.at("A4", func() error {
+			return m.journal.Record(kindContent, m.path+"@"+digest(text), content{t.Nameservers})
+		})
+		if err != nil {
+			return m.explain(doing, err)
+		}
+		err = m.at("A6", func() error {
+			if err := hostfs.RemoveIfExists(m.fs, m.fresh); err != nil {
+				return err
+			}
+			return m.write(m.fresh, s.rec.original, text)
+		})
+		if err == nil {
+			err = m.at("A7", func() error {
+				if err := m.unchanged(s.cur); err != nil {
+					return err
+				}
+				if err := m.fs.Rename(m.fresh, m.path); err != nil {
+					return err
+				}
+				return m.fs.SyncDir(m.dir)
+			})
+		}
+		if err != nil {
+			// Either of the two is ours and recorded; only the spare name goes.
+			return errors.Join(m.explain(doing, err), hostfs.RemoveIfExists(m.fs, m.fresh))
+		}
+		if err := m.journal.Forget(kindAttached, m.path); err != nil {
+			return m.explain(doing, err)
+		}
+	}
+	if err := m.attached("converge"); err != nil {
+		return m.explain(doing, err)
+	}
+	return nil
+}

@@ -1,0 +1,280 @@
+package hostfs
+
+import (
+	"errors"
+	"io"
+	"io/fs"
+	"os"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// OS is the real file system. Safe for concurrent use.
+func OS() FS { return osFS{} }
+
+type osFS struct{}
+
+func pathErr(op, name string, err error) error {
+	if err == nil {
+		return nil
+	}
+	return &fs.PathError{Op: op, Path: name, Err: err}
+}
+
+func linkErr(op, oldname, newname string, err error) error {
+	if err == nil {
+		return nil
+	}
+	return &os.LinkError{Op: op, Old: oldname, New: newname, Err: err}
+}
+
+// retry repeats a call that a signal interrupted, as the os package does.
+func retry(call func() error) error {
+	for {
+		if err := call(); err != unix.EINTR {
+			return err
+		}
+	}
+}
+
+func (osFS) Lstat(name string) (Info, error) {
+	var st unix.Statx_t
+	err := retry(func() error {
+		return unix.Statx(unix.AT_FDCWD, name, unix.AT_SYMLINK_NOFOLLOW|unix.AT_NO_AUTOMOUNT,
+			unix.STATX_BASIC_STATS|unix.STATX_BTIME|unix.STATX_MNT_ID, &st)
+	})
+	if err != nil {
+		return Info{}, pathErr("lstat", name, err)
+	}
+	info := Info{
+		Mode:      fileMode(uint32(st.Mode)),
+		UID:       st.Uid,
+		GID:       st.Gid,
+		Size:      int64(st.Size),
+		Dev:       unix.Mkdev(st.Dev_major, st.Dev_minor),
+		Ino:       st.Ino,
+		Links:     st.Nlink,
+		Atime:     time.Unix(st.Atime.Sec, int64(st.Atime.Nsec)),
+		Mtime:     time.Unix(st.Mtime.Sec, int64(st.Mtime.Nsec)),
+		MountRoot: st.Attributes&unix.STATX_ATTR_MOUNT_ROOT != 0,
+		Immutable: st.Attributes&unix.STATX_ATTR_IMMUTABLE != 0,
+		Append:    st.Attributes&unix.STATX_ATTR_APPEND != 0,
+	}
+	if st.Mask&unix.STATX_BTIME != 0 {
+		info.Btime = time.Unix(st.Btime.Sec, int64(st.Btime.Nsec))
+	}
+	if st.Mask&unix.STATX_MNT_ID != 0 {
+		info.MountID = st.Mnt_id
+	}
+	return info, nil
+}
+
+func fileMode(m uint32) fs.FileMode {
+	mode := fs.FileMode(m & 0o777)
+	switch m & unix.S_IFMT {
+	case unix.S_IFREG:
+	case unix.S_IFDIR:
+		mode |= fs.ModeDir
+	case unix.S_IFLNK:
+		mode |= fs.ModeSymlink
+	case unix.S_IFIFO:
+		mode |= fs.ModeNamedPipe
+	case unix.S_IFSOCK:
+		mode |= fs.ModeSocket
+	case unix.S_IFBLK:
+		mode |= fs.ModeDevice
+	case unix.S_IFCHR:
+		mode |= fs.ModeDevice | fs.ModeCharDevice
+	default:
+		mode |= fs.ModeIrregular
+	}
+	if m&unix.S_ISUID != 0 {
+		mode |= fs.ModeSetuid
+	}
+	if m&unix.S_ISGID != 0 {
+		mode |= fs.ModeSetgid
+	}
+	if m&unix.S_ISVTX != 0 {
+		mode |= fs.ModeSticky
+	}
+	return mode
+}
+
+func (osFS) Readlink(name string) (string, error) { return os.Readlink(name) }
+
+func (osFS) ReadFile(name string, limit int64) ([]byte, error) {
+	// O_NONBLOCK: opening a FIFO that has no writer would wait for one.
+	f, err := os.OpenFile(name, os.O_RDONLY|unix.O_NONBLOCK|unix.O_NOCTTY, 0)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	info, err := f.Stat()
+	if err != nil {
+		return nil, err
+	}
+	if !info.Mode().IsRegular() {
+		return nil, pathErr("read", name, errors.New("not a regular file"))
+	}
+	data, err := io.ReadAll(io.LimitReader(f, limit+1))
+	if err != nil {
+		return nil, err
+	}
+	if int64(len(data)) > limit {
+		return nil, pathErr("read", name, ErrTooLarge)
+	}
+	return data, nil
+}
+
+func (osFS) Access(name string) error {
+	return pathErr("access", name, retry(func() error {
+		return unix.Faccessat(unix.AT_FDCWD, name, unix.W_OK, unix.AT_EACCESS)
+	}))
+}
+
+func noXattrs(err error) bool { return errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.ENOSYS) }
+
+func (osFS) Xattrs(name string) ([]Xattr, error) {
+	names, err := growing(func(b []byte) (int, error) { return unix.Llistxattr(name, b) })
+	if err != nil {
+		if noXattrs(err) {
+			return nil, nil
+		}
+		return nil, pathErr("listxattr", name, err)
+	}
+	var out []Xattr
+	for start, i := 0, 0; i < len(names); i++ {
+		if names[i] != 0 {
+			continue
+		}
+		key := string(names[start:i])
+		start = i + 1
+		value, err := growing(func(b []byte) (int, error) { return unix.Lgetxattr(name, key, b) })
+		if errors.Is(err, unix.ENODATA) || noXattrs(err) {
+			continue // Removed meanwhile, or only listed by the file system.
+		}
+		if err != nil {
+			return nil, pathErr("getxattr "+key, name, err)
+		}
+		out = append(out, Xattr{Name: key, Value: value})
+	}
+	return out, nil
+}
+
+// growing calls read until its buffer is large enough; the size asked for
+// first may be stale by the second call.
+func growing(read func([]byte) (int, error)) ([]byte, error) {
+	for {
+		n, err := read(nil)
+		if err != nil || n == 0 {
+			return nil, err
+		}
+		buf := make([]byte, n)
+		n, err = read(buf)
+		if errors.Is(err, unix.ERANGE) || errors.Is(err, unix.EINTR) {
+			continue
+		}
+		if err != nil {
+			return nil, err
+		}
+		return buf[:n], nil
+	}
+}
+
+func noFlags(err error) bool {
+	return errors.Is(err, unix.ENOTTY) || errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.ENOSYS)
+}
+
+func (osFS) Flags(name string) (uint32, error) {
+	f, err := os.OpenFile(name, os.O_RDONLY|unix.O_NONBLOCK|unix.O_NOFOLLOW, 0)
+	if err != nil {
+		return 0, err
+	}
+	defer f.Close()
+	flags, err := unix.IoctlGetUint32(int(f.Fd()), unix.FS_IOC_GETFLAGS)
+	if noFlags(err) {
+		return 0, nil
+	}
+	return flags, pathErr("getflags", name, err)
+}
+
+func (osFS) SetFlags(name string, flags uint32) error {
+	f, err := os.OpenFile(name, os.O_RDONLY|unix.O_NONBLOCK|unix.O_NOFOLLOW, 0)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	return pathErr("setflags", name, unix.IoctlSetPointerInt(int(f.Fd()), unix.FS_IOC_SETFLAGS, int(flags)))
+}
+
+func (osFS) Create(name string, mode fs.FileMode) (File, error) {
+	f, err := os.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL|unix.O_NOFOLLOW, mode)
+	if err != nil {
+		return nil, err
+	}
+	return f, nil
+}
+
+func (osFS) Mkdir(name string, mode fs.FileMode) error {
+	if err := os.Mkdir(name, mode); err != nil {
+		return err
+	}
+	return os.Chmod(name, mode)
+}
+
+func (osFS) Symlink(text, name string) error      { return os.Symlink(text, name) }
+func (osFS) Link(oldname, newname string) error   { return os.Link(oldname, newname) }
+func (osFS) Rename(oldname, newname string) error { return os.Rename(oldname, newname) }
+func (osFS) Remove(name string) error             { return os.Remove(name) }
+
+func (osFS) RenameNew(oldname, newname string) error {
+	return linkErr("rename", oldname, newname, retry(func() error {
+		return unix.Renameat2(unix.AT_FDCWD, oldname, unix.AT_FDCWD, newname, unix.RENAME_NOREPLACE)
+	}))
+}
+
+func (osFS) Exchange(a, b string) error {
+	return linkErr("exchange", a, b, retry(func() error {
+		return unix.Renameat2(unix.AT_FDCWD, a, unix.AT_FDCWD, b, unix.RENAME_EXCHANGE)
+	}))
+}
+
+func (osFS) Chown(name string, uid, gid uint32) error {
+	return os.Lchown(name, int(uid), int(gid))
+}
+
+func (osFS) SetTimes(name string, atime, mtime time.Time) error {
+	var ts [2]unix.Timespec
+	for i, t := range [...]time.Time{atime, mtime} {
+		spec, err := unix.TimeToTimespec(t)
+		if err != nil {
+			return pathErr("utimens", name, err)
+		}
+		ts[i] = spec
+	}
+	return pathErr("utimens", name, retry(func() error {
+		return unix.UtimesNanoAt(unix.AT_FDCWD, name, ts[:], unix.AT_SYMLINK_NOFOLLOW)
+	}))
+}
+
+func (osFS) SetXattr(name string, x Xattr) error {
+	return pathErr("setxattr "+x.Name, name, retry(func() error {
+		return unix.Lsetxattr(name, x.Name, x.Value, 0)
+	}))
+}
+
+func (osFS) SyncDir(name string) error {
+	f, err := os.OpenFile(name, os.O_RDONLY|unix.O_DIRECTORY, 0)
+	if err != nil {
+		return err
+	}
+	err = f.Sync()
+	if errors.Is(err, unix.EINVAL) {
+		err = nil // The file system has nothing to sync for a directory.
+	}
+	if cerr := f.Close(); err == nil {
+		err = cerr
+	}
+	return err
+}
