@@ -1,0 +1,157 @@
+package forwarder
+
+import (
+	"context"
+	"net/netip"
+
+	"github.com/miekg/dns"
+	"go.uber.org/zap"
+)
+
+// clientQuery is one accepted query of a client.
+type clientQuery struct {
+	raw      []byte
+	from     netip.AddrPort
+	tcp      bool
+	question question
+	recs     records
+
+	zone        string // the cluster zone that the name is in, "" for none
+	passThrough bool   // the message goes on as it is, and so does the reply
+}
+
+// sizeLimit returns the largest reply that the client takes, in octets:
+// RFC 1035 section 4.2.1 without OPT, else what OPT says but no less than 512
+// (RFC 6891 section 6.2.3) and no more than maxUDPSize.
+func (c *clientQuery) sizeLimit() int {
+	switch {
+	case c.tcp:
+		return maxMessage
+	case !c.recs.hasOPT:
+		return dns.MinMsgSize
+	default:
+		return max(dns.MinMsgSize, min(int(c.recs.opt.udpSize), maxUDPSize))
+	}
+}
+
+// handle answers one message. Nil means no answer. raw is neither kept nor
+// changed.
+func (s *Server) handle(ctx context.Context, raw []byte, from netip.AddrPort, tcp bool) []byte {
+	c := &clientQuery{raw: raw, from: from, tcp: tcp}
+	reply, ok := s.accept(c)
+	if !ok {
+		s.counters.malformed.Add(1)
+		return reply
+	}
+	reply, f := s.resolve(ctx, c)
+	if reply != nil {
+		return reply
+	}
+	return s.fail(c, f)
+}
+
+// accept reads c.raw up to the end of the question. If the message is no query
+// then ok is false and reply is what to say, if anything.
+//
+// The rules are those of miekg/dns' MsgAcceptFunc, which CoreDNS uses, but
+// that NOTIFY is not implemented: a forwarder is nobody's secondary.
+func (s *Server) accept(c *clientQuery) (reply []byte, ok bool) {
+	raw := c.raw
+	switch {
+	case len(raw) < headerLen, flags(raw)&flagQR != 0:
+		return nil, false // any reply to it could be used to reflect
+	case opcode(raw) != dns.OpcodeQuery:
+		return rejectReply(raw, nil, dns.RcodeNotImplemented), false
+	case count(raw, sectionQuestion) != 1, // RFC 9619
+		count(raw, sectionAnswer) > 1,
+		count(raw, sectionAuthority) > 1, // IXFR has one, RFC 1995 section 3
+		count(raw, sectionAdditional) > 2:
+		return rejectReply(raw, nil, dns.RcodeFormatError), false
+	}
+	if err := c.question.parse(raw); err != nil {
+		return rejectReply(raw, nil, dns.RcodeFormatError), false
+	}
+	return nil, true
+}
+
+// resolve routes c and asks. Without a reply, the failure says why.
+func (s *Server) resolve(ctx context.Context, c *clientQuery) ([]byte, failure) {
+	table := s.routes.Load()
+	servers, inZone := table.lookup(c.question.name())
+	var err error
+	c.recs, err = scanRecords(c.raw, c.question.end)
+
+	if inZone {
+		// A cluster zone's server judges the rest of the message itself,
+		// readable or not: the kernel path would ask it the same.
+		c.zone = servers.zone
+		c.passThrough = true
+		s.counters.cluster.Add(1)
+	} else {
+		switch {
+		case err != nil:
+			s.counters.malformed.Add(1)
+			return rejectReply(c.raw, &c.question, dns.RcodeFormatError), failure{}
+		case c.recs.hasOPT && c.recs.opt.version != 0: // RFC 6891 section 6.1.3
+			return failureReply(c, failure{rcode: dns.RcodeBadVers}), failure{}
+		}
+		s.counters.external.Add(1)
+		if c.question.qtype == dns.TypeAXFR || c.question.qtype == dns.TypeIXFR {
+			return failureReply(c, failTransfer()), failure{}
+		}
+		// RFC 8945 section 5.5: what is signed with a key that is not ours
+		// is forwarded unchanged.
+		c.passThrough = c.recs.signed
+	}
+
+	if table == nil {
+		return nil, failNotReady()
+	}
+	if len(servers.servers) == 0 {
+		if inZone {
+			return nil, failNoEndpoint(c.zone)
+		}
+		return nil, failNoUpstream()
+	}
+	hash := s.loops.hash(&c.question)
+	if s.loops.comesBack(hash, messageID(c.raw), c.from.Addr()) {
+		s.counters.loops.Add(1)
+		return nil, failLoop()
+	}
+
+	res, err := s.exchange(ctx, servers, newOutgoing(c, hash))
+	if err != nil {
+		return nil, failExchange(c.zone, err)
+	}
+	defer res.release()
+	reply, err := clientReply(c, res)
+	if err != nil {
+		return nil, failExchange(c.zone, err)
+	}
+	return append([]byte(nil), reply...), failure{}
+}
+
+// fail counts and logs a failure and returns the answer that says so.
+func (s *Server) fail(c *clientQuery, f failure) []byte {
+	s.counters.failures.Add(1)
+	if ce := s.log.Check(zap.DebugLevel, "query failed"); ce != nil {
+		ce.Write(zap.String("qname", c.question.text()), zap.String("zone", c.zone), zap.String("reason", f.text))
+	}
+	return failureReply(c, f)
+}
+
+// overload answers a query that is over the limit, without asking anybody.
+func (s *Server) overload(raw []byte) []byte {
+	s.counters.refused.Add(1)
+	c := &clientQuery{raw: raw}
+	reply, ok := s.accept(c)
+	if !ok {
+		return reply
+	}
+	if servers, inZone := s.routes.Load().lookup(c.question.name()); inZone {
+		c.zone = servers.zone
+	}
+	// An unreadable rest means no OPT record, which is answered by none.
+	c.recs, _ = scanRecords(raw, c.question.end)
+	return failureReply(c, failOverload())
+}

@@ -1,0 +1,305 @@
+package forwarder
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"go.uber.org/zap"
+)
+
+// Defaults of Options.
+const (
+	// DefaultMaxInFlight is Options.MaxInFlight if that is 0.
+	DefaultMaxInFlight = 4096
+	// DefaultTimeout is Options.Timeout if that is 0. It is below the five
+	// seconds that stub resolvers wait, so that they see our error, with its
+	// reason, and not a timeout of their own.
+	DefaultTimeout = 4 * time.Second
+	// DefaultMaxConns is Options.MaxConns if that is 0.
+	DefaultMaxConns = 512
+)
+
+// drainWindow is how long UDP sockets are read on after Shutdown: queries that
+// the kernel has queued already are answered.
+const drainWindow = 10 * time.Millisecond
+
+// Options configure a Server. All but Listen may be zero.
+type Options struct {
+	// Listen are the addresses served, each on UDP and TCP. They must be
+	// specific, so that a reply leaves from the address that was asked. Port
+	// 0 takes a free port, the same one for UDP and TCP.
+	Listen []netip.AddrPort
+
+	// MaxInFlight bounds the queries being answered at a time. Those beyond
+	// are answered REFUSED at once. 0 means DefaultMaxInFlight.
+	MaxInFlight int
+
+	// MaxConns bounds the open TCP connections of clients. Those beyond are
+	// closed at once. 0 means DefaultMaxConns.
+	MaxConns int
+
+	// Timeout bounds a whole exchange with all servers that are tried. A
+	// twentieth of it is what a dead first server costs a query at most, a
+	// fifth if it has just answered before. 0 means DefaultTimeout.
+	Timeout time.Duration
+
+	// Logger gets a line per query at debug level only. Nil logs nothing.
+	Logger *zap.Logger
+}
+
+// Server is a DNS server that forwards. Its methods are safe for concurrent
+// use.
+type Server struct {
+	opts     Options
+	log      *zap.Logger
+	policy   healthPolicy
+	loops    *loopGuard
+	counters counters
+	inFlight atomic.Int64
+
+	routesMu sync.Mutex // makes SetRoutes calls take turns
+	routes   atomic.Pointer[table]
+
+	queryCtx     context.Context // ends the exchanges of a Shutdown that runs out of time
+	cancelQuery  context.CancelFunc
+	probeCtx     context.Context // ends at the start of Shutdown
+	cancelProbes context.CancelFunc
+
+	closing atomic.Bool
+	wg      sync.WaitGroup // every goroutine of the server
+	drained chan struct{}  // closed when wg is done
+
+	mu        sync.Mutex // guards what follows
+	listening bool
+	addrs     []netip.AddrPort
+	udp       []*net.UDPConn
+	tcp       []*net.TCPListener
+	conns     map[*net.TCPConn]struct{}
+}
+
+// New checks the options and opens nothing.
+func New(opts Options) (*Server, error) {
+	if len(opts.Listen) == 0 {
+		return nil, errors.New("forwarder: no listen address")
+	}
+	opts.Listen = slices.Clone(opts.Listen)
+	for i, addr := range opts.Listen {
+		addr = unmap(addr)
+		switch {
+		case !addr.IsValid():
+			return nil, errors.New("forwarder: invalid listen address")
+		case addr.Addr().IsUnspecified():
+			return nil, fmt.Errorf("forwarder: listen address %v: name each address, a reply must leave from the one that was asked", addr)
+		case addr.Port() != 0 && slices.Contains(opts.Listen[:i], addr):
+			return nil, fmt.Errorf("forwarder: listen address %v: given twice", addr)
+		}
+		opts.Listen[i] = addr
+	}
+	if opts.MaxInFlight < 0 || opts.MaxConns < 0 || opts.Timeout < 0 {
+		return nil, errors.New("forwarder: negative limit or timeout")
+	}
+	setDefault(&opts.MaxInFlight, DefaultMaxInFlight)
+	setDefault(&opts.MaxConns, DefaultMaxConns)
+	setDefault(&opts.Timeout, DefaultTimeout)
+	setDefault(&opts.Logger, zap.NewNop())
+
+	s := &Server{
+		opts:    opts,
+		log:     opts.Logger,
+		policy:  newHealthPolicy(opts.Timeout),
+		drained: make(chan struct{}),
+		conns:   make(map[*net.TCPConn]struct{}),
+	}
+	// An eighth of all slots for one question is plenty, unless it loops.
+	s.loops = newLoopGuard(max(64, opts.MaxInFlight/8), s.isLocal)
+	s.queryCtx, s.cancelQuery = context.WithCancel(context.Background())
+	s.probeCtx, s.cancelProbes = context.WithCancel(context.Background())
+	return s, nil
+}
+
+func setDefault[T comparable](v *T, def T) {
+	var zero T
+	if *v == zero {
+		*v = def
+	}
+}
+
+// isLocal reports whether a is certainly an address of this host.
+func (s *Server) isLocal(a netip.Addr) bool {
+	return a.IsLoopback() || slices.ContainsFunc(s.opts.Listen, func(l netip.AddrPort) bool {
+		return l.Addr().WithZone("") == a
+	})
+}
+
+// Listen binds every socket and starts to serve. It binds all or, on an error,
+// none. The error wraps that of the system call. ctx bounds the binding only.
+func (s *Server) Listen(ctx context.Context) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	switch {
+	case s.closing.Load():
+		return fmt.Errorf("forwarder: %w", ErrClosed)
+	case s.listening:
+		return errors.New("forwarder: already listening")
+	}
+	for _, addr := range s.opts.Listen {
+		if err := s.bind(ctx, addr); err != nil {
+			s.closeSockets()
+			s.addrs, s.udp, s.tcp = nil, nil, nil
+			return fmt.Errorf("forwarder: %w", err)
+		}
+	}
+	s.listening = true
+	for _, conn := range s.udp {
+		s.wg.Go(func() { s.serveUDP(conn) })
+	}
+	for _, l := range s.tcp {
+		s.wg.Go(func() { s.serveTCP(l) })
+	}
+	return nil
+}
+
+// bind opens addr for UDP and TCP. It is called with mu held.
+func (s *Server) bind(ctx context.Context, addr netip.AddrPort) error {
+	// The free port that UDP is given may be taken for TCP.
+	const portTries = 16
+	for try := 1; ; try++ {
+		udp, tcp, err := listenBoth(ctx, addr)
+		if err == nil {
+			s.udp = append(s.udp, udp)
+			s.tcp = append(s.tcp, tcp)
+			s.addrs = append(s.addrs, unmap(tcp.Addr().(*net.TCPAddr).AddrPort()))
+			return nil
+		}
+		if addr.Port() != 0 || !errors.Is(err, syscall.EADDRINUSE) || try == portTries {
+			return err
+		}
+	}
+}
+
+func listenBoth(ctx context.Context, addr netip.AddrPort) (*net.UDPConn, *net.TCPListener, error) {
+	var lc net.ListenConfig
+	pc, err := lc.ListenPacket(ctx, "udp", addr.String())
+	if err != nil {
+		return nil, nil, listenError("udp", addr, err)
+	}
+	udp := pc.(*net.UDPConn)
+	addr = netip.AddrPortFrom(addr.Addr(), uint16(udp.LocalAddr().(*net.UDPAddr).Port))
+	l, err := lc.Listen(ctx, "tcp", addr.String())
+	if err != nil {
+		udp.Close()
+		return nil, nil, listenError("tcp", addr, err)
+	}
+	return udp, l.(*net.TCPListener), nil
+}
+
+// listenError says which socket, why, and what to do about it.
+func listenError(proto string, addr netip.AddrPort, err error) error {
+	var remedy string
+	switch {
+	case errors.Is(err, syscall.EADDRINUSE):
+		remedy = "stop the DNS server that has this port, or listen on another address"
+	case errors.Is(err, syscall.EACCES):
+		remedy = "ports below 1024 need root or CAP_NET_BIND_SERVICE"
+	case errors.Is(err, syscall.EADDRNOTAVAIL):
+		remedy = "bring the interface with this address up first, or listen on another address"
+	default:
+		remedy = "see whether the address exists and the port is free"
+	}
+	var op *net.OpError
+	if errors.As(err, &op) {
+		err = op.Err // the rest of it repeats protocol and address
+	}
+	return fmt.Errorf("listen on %s %v: %w: %s", proto, addr, err, remedy)
+}
+
+// closeSockets is called with mu held.
+func (s *Server) closeSockets() {
+	for _, c := range s.udp {
+		c.Close()
+	}
+	for _, l := range s.tcp {
+		l.Close()
+	}
+}
+
+// Addrs returns the bound addresses, in the order of Options.Listen, while the
+// server listens.
+func (s *Server) Addrs() []netip.AddrPort {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return slices.Clone(s.addrs)
+}
+
+// ownAddrs returns the addresses that no query may be forwarded to.
+func (s *Server) ownAddrs() []netip.AddrPort {
+	return append(s.Addrs(), s.opts.Listen...)
+}
+
+// Shutdown takes no more queries, answers those in flight, and closes. If ctx
+// ends before, the rest is given up and Shutdown returns an error; in any case
+// nothing of the server runs any more when it returns. Further calls wait for
+// the same end.
+func (s *Server) Shutdown(ctx context.Context) error {
+	s.beginShutdown()
+	var err error
+	select {
+	case <-s.drained:
+	case <-ctx.Done():
+		select {
+		case <-s.drained: // both: nothing was given up
+		default:
+			err = fmt.Errorf("forwarder: shut down with queries in flight: %w", context.Cause(ctx))
+		}
+	}
+	s.cancelQuery()
+	s.mu.Lock()
+	s.closeSockets()
+	for conn := range s.conns {
+		_ = conn.SetDeadline(past) // frees a writer whose client does not read
+	}
+	s.mu.Unlock()
+	<-s.drained
+	return err
+}
+
+func (s *Server) beginShutdown() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.closing.Swap(true) {
+		return
+	}
+	s.cancelProbes()
+	for _, l := range s.tcp {
+		l.Close()
+	}
+	for _, conn := range s.udp {
+		_ = conn.SetReadDeadline(time.Now().Add(drainWindow))
+	}
+	for conn := range s.conns {
+		_ = conn.SetReadDeadline(past)
+	}
+	go func() {
+		s.wg.Wait()
+		close(s.drained)
+	}()
+}
+
+// acquire takes a slot for a query in flight, if there is one left.
+func (s *Server) acquire() bool {
+	if s.inFlight.Add(1) > int64(s.opts.MaxInFlight) {
+		s.inFlight.Add(-1)
+		return false
+	}
+	return true
+}
+
+func (s *Server) release() { s.inFlight.Add(-1) }

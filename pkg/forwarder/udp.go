@@ -1,0 +1,59 @@
+package forwarder
+
+import (
+	"errors"
+	"net"
+	"net/netip"
+	"os"
+	"time"
+
+	"go.uber.org/zap"
+)
+
+// retryDelay keeps a socket that fails again and again from taking a whole CPU.
+const retryDelay = 5 * time.Millisecond
+
+// serveUDP reads queries from conn until it is closed or, at Shutdown, its
+// read deadline has come.
+func (s *Server) serveUDP(conn *net.UDPConn) {
+	buf := make([]byte, maxMessage)
+	for {
+		n, from, err := conn.ReadFromUDPAddrPort(buf)
+		switch {
+		case err == nil:
+			s.takeUDP(conn, buf[:n], from)
+		case errors.Is(err, net.ErrClosed), errors.Is(err, os.ErrDeadlineExceeded):
+			return
+		default:
+			// On Windows a read reports that an earlier reply found its
+			// client gone. No error of one packet ends the service.
+			s.log.Debug("udp read failed", zap.Stringer("listen", conn.LocalAddr()), zap.Error(err))
+			time.Sleep(retryDelay)
+		}
+	}
+}
+
+// takeUDP answers one datagram in a goroutine of its own, if there is a slot.
+func (s *Server) takeUDP(conn *net.UDPConn, packet []byte, from netip.AddrPort) {
+	s.counters.udp.Add(1)
+	if !s.acquire() {
+		s.replyUDP(conn, s.overload(packet), from)
+		return
+	}
+	buf := getBuffer()
+	query := append((*buf)[:0], packet...)
+	s.wg.Go(func() {
+		defer s.release()
+		defer putBuffer(buf)
+		s.replyUDP(conn, s.handle(s.queryCtx, query, from, false), from)
+	})
+}
+
+func (s *Server) replyUDP(conn *net.UDPConn, reply []byte, to netip.AddrPort) {
+	if reply == nil {
+		return
+	}
+	if _, err := conn.WriteToUDPAddrPort(reply, to); err != nil {
+		s.log.Debug("udp reply failed", zap.Stringer("client", to), zap.Error(err))
+	}
+}
