@@ -1,0 +1,138 @@
+package discovery
+
+import (
+	"sync"
+	"time"
+
+	"go.uber.org/zap"
+)
+
+// maxDistinctErrors bounds what one outage may log.
+const maxDistinctErrors = 16
+
+// health is what is known of the talk with the apiserver. Informers report from
+// their goroutines; changed is called, without the lock, when the answer to
+// "does it answer?" may have become another one.
+type health struct {
+	log     *zap.Logger
+	changed func()
+
+	mu        sync.Mutex
+	resources map[string]*resourceHealth
+	logged    map[string]struct{} // texts of this outage
+	last      error               // newest error ever, nil if none
+}
+
+type resourceHealth struct {
+	err  *problem  // nil while all is well, or nothing is known yet
+	open bool      // a watch is open
+	ok   time.Time // when the apiserver last confirmed our view, zero if never
+}
+
+func newHealth(log *zap.Logger, changed func(), resources ...string) *health {
+	h := &health{
+		log:       log,
+		changed:   changed,
+		resources: make(map[string]*resourceHealth),
+		logged:    make(map[string]struct{}),
+	}
+	for _, r := range resources {
+		h.resources[r] = new(resourceHealth)
+	}
+	return h
+}
+
+// confirmed notes that a full list has come. An error stays until a watch is
+// open: only then are we told of changes again.
+func (h *health) confirmed(resource string) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.resources[resource].ok = time.Now()
+}
+
+// watching notes that a watch is open.
+func (h *health) watching(resource string) {
+	h.mu.Lock()
+	r := h.resources[resource]
+	recovered := r.err != nil
+	r.err, r.open, r.ok = nil, true, time.Now()
+	if recovered && h.problemLocked() == nil {
+		clear(h.logged)
+		h.log.Info("apiserver answers again")
+	}
+	h.mu.Unlock()
+	if recovered {
+		h.changed()
+	}
+}
+
+// ended notes that a watch has ended, which is normal; what follows may not be.
+func (h *health) ended(resource string) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	r := h.resources[resource]
+	r.open, r.ok = false, time.Now()
+}
+
+// failed notes an error and logs it, each text once per outage.
+func (h *health) failed(resource string, err error) {
+	p := diagnose(err)
+	h.mu.Lock()
+	r := h.resources[resource]
+	isNew := r.err == nil || r.err.Error() != p.Error()
+	r.err, r.open = p, false
+	h.last = p
+	_, seen := h.logged[p.Error()]
+	if !seen && len(h.logged) < maxDistinctErrors {
+		h.logged[p.Error()] = struct{}{}
+		h.log.Warn("can't follow the cluster", zap.String("resource", resource), zap.String("reason", p.why), zap.String("remedy", p.remedy))
+	} else {
+		h.log.Debug("still can't follow the cluster", zap.String("resource", resource), zap.NamedError("cause", p.err))
+	}
+	h.mu.Unlock()
+	if isNew {
+		h.changed()
+	}
+}
+
+// problem returns what is wrong now, nil if nothing is known to be.
+func (h *health) problem() *problem {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.problemLocked()
+}
+
+// problemLocked picks by name of the resource, so that the answer doesn't jump.
+func (h *health) problemLocked() *problem {
+	var pick string
+	for name, r := range h.resources {
+		if r.err != nil && (pick == "" || name < pick) {
+			pick = name
+		}
+	}
+	if pick == "" {
+		return nil
+	}
+	return h.resources[pick].err
+}
+
+// lastError returns the newest error ever noted, also after recovery.
+func (h *health) lastError() error {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.last
+}
+
+// confirmedAt returns until when our view is known to be true: now while every
+// watch is open, else when the first of them was last heard of.
+func (h *health) confirmedAt() time.Time {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	at := time.Now()
+	for _, r := range h.resources {
+		if !r.open && r.ok.Before(at) {
+			at = r.ok
+		}
+	}
+	return at
+}

@@ -1,0 +1,208 @@
+package discovery
+
+import (
+	"net/netip"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+// slice builds an EndpointSlice of kube-dns with the ports of a real one.
+func slice(name string, eps ...discoveryv1.Endpoint) *discoveryv1.EndpointSlice {
+	return &discoveryv1.EndpointSlice{
+		ObjectMeta: metav1.ObjectMeta{
+			Namespace: DefaultNamespace,
+			Name:      name,
+			Labels:    map[string]string{discoveryv1.LabelServiceName: DefaultService},
+		},
+		AddressType: discoveryv1.AddressTypeIPv4,
+		Ports: []discoveryv1.EndpointPort{
+			{Name: new("metrics"), Protocol: new(corev1.ProtocolTCP), Port: new(int32(9153))},
+			{Name: new("dns-tcp"), Protocol: new(corev1.ProtocolTCP), Port: new(int32(5353))},
+			{Name: new("dns"), Protocol: new(corev1.ProtocolUDP), Port: new(int32(53))},
+		},
+		Endpoints: eps,
+	}
+}
+
+// with returns s after f.
+func with(s *discoveryv1.EndpointSlice, f func(*discoveryv1.EndpointSlice)) *discoveryv1.EndpointSlice {
+	f(s)
+	return s
+}
+
+func withType(t discoveryv1.AddressType, s *discoveryv1.EndpointSlice) *discoveryv1.EndpointSlice {
+	s.AddressType = t
+	return s
+}
+
+func withPorts(s *discoveryv1.EndpointSlice, ports ...discoveryv1.EndpointPort) *discoveryv1.EndpointSlice {
+	s.Ports = ports
+	return s
+}
+
+// The states an endpoint goes through, as the endpoint slice controller sets them.
+func ready(addrs ...string) discoveryv1.Endpoint {
+	return condition(addrs, new(true), new(true), new(false))
+}
+func unready(addrs ...string) discoveryv1.Endpoint {
+	return condition(addrs, new(false), new(false), new(false))
+}
+func draining(addrs ...string) discoveryv1.Endpoint {
+	return condition(addrs, new(false), new(true), new(true))
+}
+func gone(addrs ...string) discoveryv1.Endpoint {
+	return condition(addrs, new(false), new(false), new(true))
+}
+func unset(addrs ...string) discoveryv1.Endpoint { return condition(addrs, nil, nil, nil) }
+
+func condition(addrs []string, ready, serving, terminating *bool) discoveryv1.Endpoint {
+	return discoveryv1.Endpoint{
+		Addresses:  addrs,
+		Conditions: discoveryv1.EndpointConditions{Ready: ready, Serving: serving, Terminating: terminating},
+	}
+}
+
+func TestMerge(t *testing.T) {
+	udp, tcp := corev1.ProtocolUDP, corev1.ProtocolTCP
+	tests := []struct {
+		name   string
+		slices []*discoveryv1.EndpointSlice
+		want   []string
+	}{
+		{"no slice", nil, nil},
+		{"sorted", []*discoveryv1.EndpointSlice{slice("a", ready("172.20.0.9"), ready("172.20.0.10"), ready("172.20.0.2"))},
+			[]string{"172.20.0.2:53", "172.20.0.9:53", "172.20.0.10:53"}},
+		{"several slices, one endpoint in both", []*discoveryv1.EndpointSlice{
+			slice("b", ready("172.20.0.3"), ready("172.20.0.2")), slice("a", ready("172.20.0.2"))},
+			[]string{"172.20.0.2:53", "172.20.0.3:53"}},
+		{"dual stack", []*discoveryv1.EndpointSlice{
+			withType(discoveryv1.AddressTypeIPv6, slice("b", ready("fd00::2"))), slice("a", ready("172.20.0.2"))},
+			[]string{"172.20.0.2:53", "[fd00::2]:53"}},
+		{"FQDN slices are ignored", []*discoveryv1.EndpointSlice{withType(discoveryv1.AddressTypeFQDN, slice("a", ready("dns.example.org"), ready("192.0.2.1")))}, nil},
+		{"nil Ready means ready", []*discoveryv1.EndpointSlice{slice("a", unset("172.20.0.2"), unready("172.20.0.3"))}, []string{"172.20.0.2:53"}},
+		{"ready ones beat draining ones", []*discoveryv1.EndpointSlice{slice("a", draining("172.20.0.2")), slice("b", ready("172.20.0.3"))}, []string{"172.20.0.3:53"}},
+		{"none ready: draining ones are the least bad", []*discoveryv1.EndpointSlice{slice("a", draining("172.20.0.2"), gone("172.20.0.4"), unready("172.20.0.3"))}, []string{"172.20.0.2:53"}},
+		{"nil Serving follows Ready", []*discoveryv1.EndpointSlice{slice("a", condition([]string{"172.20.0.2"}, new(false), nil, nil))}, nil},
+		{"ready in one slice, unready in another", []*discoveryv1.EndpointSlice{slice("a", unready("172.20.0.2")), slice("b", ready("172.20.0.2"))}, []string{"172.20.0.2:53"}},
+		{"only the first address counts", []*discoveryv1.EndpointSlice{slice("a", ready("172.20.0.2", "172.20.0.3"))}, []string{"172.20.0.2:53"}},
+		{"addresses that can't be", []*discoveryv1.EndpointSlice{slice("a", ready(), ready(""), ready("x"), ready("fd00::1"), ready("0.0.0.0"), ready("127.0.0.1"), ready("224.0.0.1"), ready("172.20.0.2"))},
+			[]string{"172.20.0.2:53"}},
+		{"IPv6 addresses that can't be", []*discoveryv1.EndpointSlice{withType(discoveryv1.AddressTypeIPv6,
+			slice("a", ready("172.20.0.2"), ready("fe80::1%eth0"), ready("::1"), ready("::"), ready("ff02::1"), ready("::ffff:10.0.0.1"), ready("fd00::3")))}, []string{"[fd00::3]:53"}},
+		{"another port number", []*discoveryv1.EndpointSlice{withPorts(slice("a", ready("172.20.0.2")), discoveryv1.EndpointPort{Name: new("dns"), Protocol: &udp, Port: new(int32(1053))})}, []string{"172.20.0.2:1053"}},
+		{"a port per slice", []*discoveryv1.EndpointSlice{
+			slice("a", ready("172.20.0.2")),
+			withPorts(slice("b", ready("172.20.0.2")), discoveryv1.EndpointPort{Name: new("dns"), Protocol: &udp, Port: new(int32(1053))})},
+			[]string{"172.20.0.2:53", "172.20.0.2:1053"}},
+		{"no port named dns", []*discoveryv1.EndpointSlice{withPorts(slice("a", ready("172.20.0.2")), discoveryv1.EndpointPort{Name: new("udp-53"), Protocol: &udp, Port: new(int32(53))})}, nil},
+		{"dns is TCP", []*discoveryv1.EndpointSlice{withPorts(slice("a", ready("172.20.0.2")), discoveryv1.EndpointPort{Name: new("dns"), Protocol: &tcp, Port: new(int32(53))})}, nil},
+		{"dns twice, TCP first", []*discoveryv1.EndpointSlice{withPorts(slice("a", ready("172.20.0.2")),
+			discoveryv1.EndpointPort{Name: new("dns"), Protocol: &tcp, Port: new(int32(54))},
+			discoveryv1.EndpointPort{Name: new("dns"), Protocol: &udp, Port: new(int32(53))})}, []string{"172.20.0.2:53"}},
+		{"no ports, no name, no number", []*discoveryv1.EndpointSlice{
+			withPorts(slice("a", ready("172.20.0.2"))),
+			withPorts(slice("b", ready("172.20.0.2")), discoveryv1.EndpointPort{Protocol: &udp, Port: new(int32(53))}),
+			withPorts(slice("c", ready("172.20.0.2")), discoveryv1.EndpointPort{Name: new("dns"), Protocol: &udp}),
+			withPorts(slice("d", ready("172.20.0.2")), discoveryv1.EndpointPort{Name: new("dns"), Protocol: &udp, Port: new(int32(70000))})}, nil},
+		{"slices of other Services", []*discoveryv1.EndpointSlice{
+			with(slice("a", ready("172.20.0.2")), func(s *discoveryv1.EndpointSlice) { s.Labels[discoveryv1.LabelServiceName] = "other" }),
+			with(slice("b", ready("172.20.0.3")), func(s *discoveryv1.EndpointSlice) { s.Labels = nil }),
+			with(slice("c", ready("172.20.0.4")), func(s *discoveryv1.EndpointSlice) { s.Namespace = "default" })}, nil},
+	}
+	for _, tc := range tests {
+		t.Run(tc.name, func(t *testing.T) {
+			// Whatever the order of slices, and with what trim leaves of them.
+			for range 2 {
+				var in []*discoveryv1.EndpointSlice
+				for _, s := range tc.slices {
+					obj, err := trim(s)
+					if err != nil {
+						t.Fatal(err)
+					}
+					in = append(in, obj.(*discoveryv1.EndpointSlice))
+				}
+				got := Snapshot{Endpoints: merge(in, DefaultNamespace, DefaultService, DefaultPortName)}
+				if !slices.Equal(addresses(got), tc.want) {
+					t.Errorf("got %v, want %v", addresses(got), tc.want)
+				}
+				slices.Reverse(tc.slices)
+			}
+		})
+	}
+}
+
+func TestMergeDetails(t *testing.T) {
+	e := draining("172.20.0.2")
+	e.NodeName, e.Zone = new("node1"), new("z1")
+	got := merge([]*discoveryv1.EndpointSlice{slice("kube-dns-b", e), slice("kube-dns-a", e)}, DefaultNamespace, DefaultService, DefaultPortName)
+	want := []Endpoint{{
+		Address: netip.MustParseAddrPort("172.20.0.2:53"), Source: "kube-system/kube-dns-a",
+		Node: "node1", Zone: "z1", Terminating: true,
+	}}
+	if d := cmp.Diff(want, got, cmp.Comparer(func(a, b netip.AddrPort) bool { return a == b })); d != "" {
+		t.Errorf("-want +got:\n%s", d)
+	}
+}
+
+func TestServiceIPs(t *testing.T) {
+	tests := []struct {
+		name string
+		spec corev1.ServiceSpec
+		want []string
+	}{
+		{"dual stack, primary first", corev1.ServiceSpec{ClusterIP: "fd00:21::a", ClusterIPs: []string{"fd00:21::a", "172.21.0.10"}}, []string{"fd00:21::a", "172.21.0.10"}},
+		{"from before dual stack", corev1.ServiceSpec{ClusterIP: "172.21.0.10"}, []string{"172.21.0.10"}},
+		{"headless", corev1.ServiceSpec{ClusterIP: "None", ClusterIPs: []string{"None"}}, nil},
+		{"not allocated", corev1.ServiceSpec{}, nil},
+		{"twice", corev1.ServiceSpec{ClusterIPs: []string{"172.21.0.10", "172.21.0.10"}}, []string{"172.21.0.10"}},
+	}
+	for _, tc := range tests {
+		t.Run(tc.name, func(t *testing.T) {
+			var got []string
+			for _, ip := range serviceIPs(&corev1.Service{Spec: tc.spec}) {
+				got = append(got, ip.String())
+			}
+			if !slices.Equal(got, tc.want) {
+				t.Errorf("got %v, want %v", got, tc.want)
+			}
+		})
+	}
+}
+
+func TestSnapshotEqual(t *testing.T) {
+	base := func() Snapshot {
+		return Snapshot{
+			Endpoints:  []Endpoint{{Address: netip.MustParseAddrPort("172.20.0.2:53"), Source: "kube-system/a"}},
+			ServiceIPs: []netip.Addr{netip.MustParseAddr("172.21.0.10")},
+		}
+	}
+	a, b := base(), base()
+	b.Updated = time.Now()
+	if !a.Equal(b) {
+		t.Error("differ by Updated only, must be equal")
+	}
+	if !(Snapshot{Endpoints: []Endpoint{}}).Equal(Snapshot{}) {
+		t.Error("nil and empty must be equal")
+	}
+	for name, change := range map[string]func(*Snapshot){
+		"address":  func(s *Snapshot) { s.Endpoints[0].Address = netip.MustParseAddrPort("172.20.0.2:54") },
+		"source":   func(s *Snapshot) { s.Endpoints[0].Source = "kube-system/b" },
+		"fewer":    func(s *Snapshot) { s.Endpoints = nil },
+		"service":  func(s *Snapshot) { s.ServiceIPs[0] = netip.MustParseAddr("172.21.0.11") },
+		"staled":   func(s *Snapshot) { s.Stale = true },
+		"reason":   func(s *Snapshot) { s.Reason = "x" },
+		"draining": func(s *Snapshot) { s.Endpoints[0].Terminating = true },
+	} {
+		c := base()
+		change(&c)
+		if a.Equal(c) {
+			t.Errorf("%s: must differ", name)
+		}
+	}
+}

@@ -1,0 +1,93 @@
+package discovery
+
+import (
+	"cmp"
+	"net/netip"
+	"slices"
+	"time"
+)
+
+// SourceStatic is the [Endpoint.Source] of an endpoint that the user named.
+const SourceStatic = "static"
+
+// Endpoint is one CoreDNS endpoint that may be asked. It is comparable.
+type Endpoint struct {
+	// Address is where DNS over UDP is served: the endpoint's first address and
+	// the port that its slice calls "dns" (53 as a rule, but any is possible).
+	// IPv4 is always in its four-byte form.
+	Address netip.AddrPort
+
+	// Source says who told us: [SourceStatic], or namespace and name of the
+	// EndpointSlice, as in "kube-system/kube-dns-abcde". When several slices
+	// carry the endpoint, it is the one that sorts first.
+	Source string
+
+	// Node and Zone are where the endpoint runs; empty when unknown.
+	Node, Zone string
+
+	// Terminating marks an endpoint that is no longer ready but serves until it
+	// has shut down. Such endpoints appear only when no endpoint is ready.
+	Terminating bool
+}
+
+// compareEndpoints orders by address, then by everything else, so that two
+// builds of the same set are equal element by element.
+func compareEndpoints(a, b Endpoint) int {
+	return cmp.Or(
+		a.Address.Compare(b.Address),
+		cmp.Compare(a.Source, b.Source),
+		cmp.Compare(a.Node, b.Node),
+		cmp.Compare(a.Zone, b.Zone),
+	)
+}
+
+// sortEndpoints sorts in place and drops all but the first entry of each address.
+func sortEndpoints(eps []Endpoint) []Endpoint {
+	slices.SortFunc(eps, compareEndpoints)
+	return slices.CompactFunc(eps, func(a, b Endpoint) bool { return a.Address == b.Address })
+}
+
+// Snapshot is one consistent view of who may be asked. It is immutable once
+// published: its slices are shared between readers and must not be written to.
+type Snapshot struct {
+	// Endpoints are sorted by address and free of duplicates. They are the ready
+	// ones, or, if none is ready, those that still serve. Empty only if there
+	// has been no good set yet.
+	Endpoints []Endpoint
+
+	// ServiceIPs are the Service's cluster addresses, the primary family first.
+	// Empty for a headless Service and for a static source.
+	ServiceIPs []netip.Addr
+
+	// Updated is when this set was last known to be true. While the watches are
+	// open it is the time of the call or of publication; once Stale, it stands
+	// still.
+	Updated time.Time
+
+	// Stale says that the set could not be confirmed: the apiserver does not
+	// answer, or what it says leaves nobody to ask. Endpoints then holds the last
+	// good set.
+	Stale bool
+
+	// Reason is one sentence for a person that says why Stale is set; else empty.
+	Reason string
+}
+
+// Equal reports whether s and o mean the same: the same endpoints from the same
+// slices, the same Service addresses, the same staleness for the same reason.
+// Updated is not compared.
+func (s Snapshot) Equal(o Snapshot) bool {
+	return s.Stale == o.Stale &&
+		s.Reason == o.Reason &&
+		slices.Equal(s.Endpoints, o.Endpoints) &&
+		slices.Equal(s.ServiceIPs, o.ServiceIPs)
+}
+
+// Addresses returns the endpoints' addresses in order, in a slice of its own.
+func (s Snapshot) Addresses() []netip.AddrPort {
+	out := make([]netip.AddrPort, len(s.Endpoints))
+	for i, e := range s.Endpoints {
+		out[i] = e.Address
+	}
+	return out
+}
