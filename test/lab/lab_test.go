@@ -14,9 +14,10 @@ import (
 	"testing"
 	"time"
 
-	"github.com/k2s-dnsbpf/k2s-dnsbpf/test/lab"
 	"github.com/miekg/dns"
 	"golang.org/x/sys/unix"
+
+	"github.com/k2s-dnsbpf/k2s-dnsbpf/test/lab"
 )
 
 // answer asks and returns the answer section, sorted, each record without its TTL.
