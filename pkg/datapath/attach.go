@@ -172,6 +172,8 @@ type AttachedProgram struct {
 	Ifindex   int    `json:"-"`      // 0 if the interface is gone
 	Interface string `json:"interface"`
 	KernelID  uint32 `json:"kernel_id"` // as bpftool prog show knows it
+
+	pin string
 }
 
 // PinnedPrograms lists the attachments that are pinned below pinDir, for those who did not make them. The interface is
@@ -217,9 +219,26 @@ func pinnedProgram(pin string) (program AttachedProgram, err error) {
 		Attach:    "tcx/" + rest[last+1:],
 		Interface: strings.ReplaceAll(rest[:last], ":", "."),
 		KernelID:  uint32(info.Program),
+		pin:       pin,
 	}
 	if tcx := info.TCX(); tcx != nil {
 		program.Ifindex = int(tcx.Ifindex)
 	}
 	return program, nil
+}
+
+// DetachQueries detaches the programs that steer queries and leaves those that bring replies back: the first half of a
+// detach that loses nothing.
+func DetachQueries(pinDir string) error {
+	programs, err := PinnedPrograms(pinDir)
+	if err != nil {
+		return err
+	}
+	var errs []error
+	for _, program := range programs {
+		if Program(program.Name) != FromBackend {
+			errs = append(errs, os.Remove(program.pin))
+		}
+	}
+	return errors.Join(errs...)
 }

@@ -26,8 +26,31 @@ type Locked struct{ f *os.File }
 
 // TryLock takes an exclusive flock(2) on path, or fails at once with an error
 // that is ErrLocked and names the holder. The file, and its directory, are
-// made if missing and stay: to remove a lock file is a race.
+// made if missing.
 func TryLock(path string) (*Locked, error) {
+	for {
+		l, err := tryLock(path)
+		if err != nil {
+			return nil, err
+		}
+		// Who held it before may have removed the file, see Remove: then this is a lock on nothing.
+		if l.isAt(path) {
+			return l, nil
+		}
+		_ = l.f.Close()
+	}
+}
+
+func (l *Locked) isAt(path string) bool {
+	mine, err := l.f.Stat()
+	if err != nil {
+		return false
+	}
+	there, err := os.Lstat(path)
+	return err == nil && os.SameFile(mine, there)
+}
+
+func tryLock(path string) (*Locked, error) {
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 		return nil, fmt.Errorf("lock %s: %w", path, err)
 	}
@@ -59,6 +82,31 @@ func TryLock(path string) (*Locked, error) {
 		_, _ = f.WriteAt([]byte(strconv.Itoa(os.Getpid())+"\n"), 0)
 	}
 	return &Locked{f}, nil
+}
+
+// Holder returns the process that holds the lock on path. held is false if nobody does, or if it can't be told.
+func Holder(path string) (pid int, held bool) {
+	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NOFOLLOW, 0)
+	if err != nil {
+		return 0, false
+	}
+	defer f.Close()
+	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err == nil {
+		return 0, false
+	}
+	buf := make([]byte, 16)
+	n, _ := f.Read(buf)
+	pid, err = strconv.Atoi(strings.TrimSpace(string(buf[:n])))
+	return pid, err == nil && pid > 0
+}
+
+// Remove removes the lock file and releases the lock. A process that waits for it finds out and takes a new one.
+func (l *Locked) Remove() error {
+	if l == nil || l.f == nil {
+		return nil
+	}
+	err := os.Remove(l.f.Name())
+	return errors.Join(err, l.Unlock())
 }
 
 // Lock is TryLock that waits until ctx is done. The error then is both

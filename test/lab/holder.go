@@ -26,11 +26,14 @@ import (
 // any test binary that imports the package, without a line in its TestMain.
 const holderName = "k2s-lab-holder"
 
+// resolvEnv hands the holder its resolv.conf; as an argument it would clutter every list of processes.
+const resolvEnv = "K2S_LAB_RESOLV_CONF"
+
 func init() {
 	if len(os.Args) == 0 || os.Args[0] != holderName {
 		return
 	}
-	if err := hold(os.Args[1], os.Args[2]); err != nil {
+	if err := hold(os.Args[1], os.Getenv(resolvEnv)); err != nil {
 		fmt.Println(err)
 		os.Exit(1)
 	}
@@ -38,15 +41,15 @@ func init() {
 }
 
 // holderCommand describes the process that makes and holds a node's namespaces.
-func holderCommand(node, nameserver string) (*exec.Cmd, error) {
+func holderCommand(node, resolv string) (*exec.Cmd, error) {
 	self, err := os.Executable()
 	if err != nil {
 		return nil, fmt.Errorf("find the running binary, to start it again as a namespace holder: %w", err)
 	}
 	return &exec.Cmd{
 		Path: self,
-		Args: []string{holderName, node, nameserver},
-		Env:  []string{"PATH=/usr/sbin:/usr/bin:/sbin:/bin", "GOMAXPROCS=1"},
+		Args: []string{holderName, node},
+		Env:  []string{"PATH=/usr/sbin:/usr/bin:/sbin:/bin", "GOMAXPROCS=1", resolvEnv + "=" + resolv},
 		Dir:  "/",
 		SysProcAttr: &syscall.SysProcAttr{
 			Cloneflags: unix.CLONE_NEWNET | unix.CLONE_NEWNS | unix.CLONE_NEWPID | unix.CLONE_NEWUTS,

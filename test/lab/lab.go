@@ -101,20 +101,20 @@ func (l *Lab) raise(ctx context.Context) error {
 
 // Start raises a lab for a test and closes it when the test ends. Without root the test is skipped, but fails where
 // K2S_LAB_REQUIRED is set, as it is in CI: there a skipped test would go unseen.
-func Start(t testing.TB, options Options) *Lab {
-	t.Helper()
+func Start(tb testing.TB, options Options) *Lab {
+	tb.Helper()
 	if os.Geteuid() != 0 && os.Getenv("K2S_LAB_REQUIRED") == "" {
-		t.Skip("needs root for network namespaces; run `make test` as root, or set K2S_LAB_REQUIRED to fail instead")
+		tb.Skip("needs root for network namespaces; run `make test` as root, or set K2S_LAB_REQUIRED to fail instead")
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	ctx, cancel := context.WithTimeout(tb.Context(), time.Minute)
 	defer cancel()
 	l, err := New(ctx, options)
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
-	t.Cleanup(func() {
+	tb.Cleanup(func() {
 		if err := l.Close(); err != nil {
-			t.Error(err)
+			tb.Error(err)
 		}
 	})
 	return l

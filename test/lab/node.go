@@ -14,6 +14,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -141,9 +142,12 @@ type Cmd struct {
 	err    error
 }
 
-// Command prepares a command of the node.
+// Command prepares a command of the node. A daemon that it leaves behind with its output still open makes Wait fail
+// with exec.ErrWaitDelay instead of blocking for ever.
 func (n *Node) Command(ctx context.Context, name string, args ...string) *Cmd {
-	return &Cmd{Cmd: exec.CommandContext(ctx, name, args...), node: n}
+	cmd := exec.CommandContext(ctx, name, args...)
+	cmd.WaitDelay = 5 * time.Second
+	return &Cmd{Cmd: cmd, node: n}
 }
 
 // Start starts the command in the node's namespaces.

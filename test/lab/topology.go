@@ -2,6 +2,7 @@ package lab
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net"
 	"net/netip"
@@ -262,6 +263,9 @@ func awaitLinks(ctx context.Context, node *Node) error {
 	defer h.Close()
 	for {
 		links, err := h.LinkList()
+		if errors.Is(err, netlink.ErrDumpInterrupted) {
+			continue // something changed meanwhile: look again
+		}
 		if err != nil {
 			return fmt.Errorf("list the links of %s: %w", node.name, err)
 		}

@@ -1,0 +1,112 @@
+# `make` alone lists what can be done. Every target says what it does and needs no other prepared by hand: on a fresh
+# Debian or Ubuntu machine with Go, `make test` and `make demo` install what they lack.
+
+MODULE  := github.com/k2s-dnsbpf/k2s-dnsbpf
+VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo unknown)
+LDFLAGS := -s -w -X main.version=$(VERSION)
+FUZZTIME ?= 30s
+
+# The compiler is pinned: a program that one clang's code passes the verifier with may fail with another's. bpf2go reads
+# these two by itself, and runs in pkg/datapath.
+export BPF2GO_CC     ?= clang-19
+export BPF2GO_CFLAGS ?= -O2 -g -Wall -Wextra -Werror -I../../headers -I../../bpf
+
+# System tools such as unbound and bpftool live in sbin, which is not in every user's path.
+export PATH := $(PATH):/usr/sbin:/sbin
+
+# Namespaces and eBPF need root. sudo would drop the path to Go, and the caches would become root's without HOME.
+SUDO := $(if $(filter 0,$(shell id -u)),,sudo --preserve-env env "PATH=$(PATH)" "HOME=$(HOME)")
+
+GOLANGCI = go tool -modfile=$(CURDIR)/scripts/tools/go.mod golangci-lint
+C_FILES  = $(wildcard bpf/*.c bpf/*.h bpf/lib/*.h test/cmd/*/*.c)
+
+say = @printf '\n==> %s\n' '$(1)'
+
+.DEFAULT_GOAL := help
+.PHONY: help build generate helpers test test-unit test-e2e demo bench lint fmt check-headers verify-generate fuzz clean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z][a-z-]*:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+build: ## build bin/k2s-dnsbpf (static; the eBPF objects are committed, so no clang is needed)
+	$(call say,building bin/k2s-dnsbpf $(VERSION))
+	CGO_ENABLED=0 go build -trimpath -ldflags '$(LDFLAGS)' -o bin/k2s-dnsbpf ./cmd/k2s-dnsbpf
+
+generate: ## compile the eBPF programs and write their Go bindings
+	$(call say,compiling the eBPF programs with $(BPF2GO_CC))
+	@scripts/bootstrap generate
+	go generate ./pkg/datapath
+
+helpers: test/bin/coredns test/bin/labctl test/bin/goresolve test/bin/muslresolve ## build what the lab runs, into test/bin
+
+# Only when something it is made of has changed: the first build compiles all of CoreDNS.
+test/bin/coredns: test/cmd/coredns/main.go test/go.mod test/go.sum
+	$(call say,building CoreDNS for the lab: once$(comma) up to some minutes)
+	cd test && CGO_ENABLED=0 go build -trimpath -ldflags='-s -w' -o bin/coredns ./cmd/coredns
+	@touch $@
+
+test/bin/labctl test/bin/goresolve: test/bin/%: $(wildcard test/cmd/*/*.go test/lab/*.go) test/go.mod test/go.sum
+	cd test && CGO_ENABLED=0 go build -trimpath -o bin/$* ./cmd/$*
+	@touch $@
+
+test/bin/muslresolve: test/cmd/muslresolve/resolve.c
+	@mkdir -p test/bin
+	musl-gcc -static -O2 -Wall -Wextra -Werror -o $@ $<
+
+comma := ,
+
+test: ## install what is missing, build, run every test (unit and end to end)
+	@scripts/bootstrap test
+	@$(MAKE) --no-print-directory build test-unit test-e2e
+
+# Some unit tests load eBPF programs. A test that was skipped for want of root would go unseen, so it fails instead.
+test-unit: ## run the tests of the product's packages
+	$(call say,unit tests)
+	$(SUDO) env K2S_LAB_REQUIRED=1 go test -race -count=1 ./...
+
+test-e2e: helpers ## run the tests in the lab: namespaces, a real CoreDNS, a real unbound
+	$(call say,end-to-end tests)
+	cd test && $(SUDO) env K2S_LAB_REQUIRED=1 go test -race -count=1 ./...
+
+demo: ## show it at work in the lab: attach, resolve, look inside, detach
+	@scripts/bootstrap demo
+	@$(MAKE) --no-print-directory build helpers
+	$(SUDO) scripts/demo
+
+bench: ## measure it side by side with dnsmasq, unbound and CoreDNS
+	@scripts/bootstrap bench
+	@$(MAKE) --no-print-directory build helpers
+	$(SUDO) scripts/bench
+
+lint: ## check Go, C and shell sources
+	$(call say,linting)
+	@scripts/bootstrap lint
+	$(GOLANGCI) run ./...
+	cd test && $(GOLANGCI) run --config ../.golangci.yml ./...
+	$(if $(C_FILES),clang-format-19 --dry-run --Werror $(C_FILES))
+	shellcheck .ci/run $(shell grep -lE '^#!.*(bash|sh)$$' scripts/* 2>/dev/null)
+	@scripts/check-headers
+
+fmt: ## format Go and C sources
+	$(call say,formatting)
+	gofmt -w $(sort $(dir $(shell git ls-files '*.go')))
+	$(if $(C_FILES),clang-format-19 -i $(C_FILES))
+
+check-headers: ## compile every header of bpf/lib by itself
+	@scripts/check-headers
+
+verify-generate: ## check that the committed eBPF objects are what the sources make
+	@scripts/bootstrap generate
+	@scripts/check-generated
+
+fuzz: ## run every fuzz test for FUZZTIME (30s)
+	$(call say,fuzzing for $(FUZZTIME) each)
+	@set -e; for pkg in $$(go list ./...); do \
+		for name in $$(go test -list '^Fuzz' $$pkg | grep '^Fuzz' || true); do \
+			echo "$$pkg $$name"; \
+			$(SUDO) go test -run '^$$' -fuzz "^$$name\$$" -fuzztime $(FUZZTIME) $$pkg; \
+		done; \
+	done
+
+clean: ## remove what was built
+	rm -rf bin test/bin

@@ -1,0 +1,78 @@
+//go:build linux
+
+package main
+
+import (
+	"errors"
+	"fmt"
+	"os"
+
+	"github.com/spf13/cobra"
+
+	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/daemon"
+)
+
+func newAttachCommand() *cobra.Command {
+	var foreground, dryRun bool
+	cmd := &cobra.Command{
+		Use:   "attach",
+		Short: "Resolve this host's names through k2s-dnsbpf",
+		Long: `Attach this host: steer queries for cluster zones to CoreDNS in the kernel, and forward all others to the servers that
+the host has now. Returns when the host resolves through it; the daemon stays in the background.`,
+		Example: `  sudo k2s-dnsbpf attach
+  sudo k2s-dnsbpf attach --dns-endpoint 172.20.0.10 --dns-endpoint 172.20.0.11
+  sudo k2s-dnsbpf attach --service-cidr 172.21.0.0/16 --pod-cidr 172.20.0.0/16`,
+		Args: noArgs,
+	}
+	s := newSettings(cmd)
+	s.addAttachFlags()
+	cmd.Flags().BoolVar(&foreground, "foreground", false, "stay in the foreground, for a service unit or a container")
+	cmd.Flags().BoolVar(&dryRun, "dry-run", false, "say what would be done, and change nothing")
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		c, err := s.config()
+		if err != nil {
+			return err
+		}
+		log, err := newLogger(c.LogLevel)
+		if err != nil {
+			return usageError{err}
+		}
+		if dryRun {
+			plan, err := daemon.Plan(cmd.Context(), c, log)
+			printLines(cmd, plan)
+			return err
+		}
+		if foreground {
+			notify := readyNotifier()
+			err := daemon.New(c, version, log).Run(cmd.Context(), func() { notify(nil) })
+			// Without effect if ready has been said.
+			notify(err)
+			return err
+		}
+		err = attachInBackground(cmd.Context(), c)
+		if errors.Is(err, daemon.ErrAttached) {
+			fmt.Fprintln(cmd.OutOrStdout(), "already attached: see k2s-dnsbpf status; to change settings, detach first")
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		report, err := daemon.Status(cmd.Context(), c)
+		if err != nil {
+			return err
+		}
+		fmt.Fprintf(cmd.OutOrStdout(), "attached: %d zones to %d endpoints, all other names to %d upstreams\n",
+			len(report.Zones), len(report.Endpoints), len(report.Resolver.Upstreams))
+		return nil
+	}
+	return cmd
+}
+
+func printLines(cmd *cobra.Command, lines []string) {
+	for _, line := range lines {
+		fmt.Fprintln(cmd.OutOrStdout(), line)
+	}
+}
+
+// stdin of a daemon: nothing to read, and no terminal held open.
+func openNull() (*os.File, error) { return os.OpenFile(os.DevNull, os.O_RDWR, 0) }

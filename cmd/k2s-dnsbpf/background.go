@@ -1,0 +1,124 @@
+//go:build linux
+
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"sync"
+	"syscall"
+
+	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/config"
+	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/daemon"
+)
+
+// readyFDVariable names the file descriptor that a daemon in the background tells its starter the outcome through.
+const readyFDVariable = "K2S_DNSBPF_READY_FD"
+
+// outcome is what a daemon tells its starter, once.
+type outcome struct {
+	Ready    bool   `json:"ready"`
+	Attached bool   `json:"attached,omitempty"` // another one is
+	Error    string `json:"error,omitempty"`
+}
+
+// readyNotifier returns the function that tells the starter. Only its first call counts; it does nothing if nobody
+// waits.
+func readyNotifier() func(error) {
+	fd, err := strconv.Atoi(os.Getenv(readyFDVariable))
+	if err != nil {
+		return func(error) {}
+	}
+	pipe := os.NewFile(uintptr(fd), "ready")
+	var once sync.Once
+	return func(err error) {
+		once.Do(func() {
+			result := outcome{Ready: err == nil, Attached: errors.Is(err, daemon.ErrAttached)}
+			if err != nil {
+				result.Error = err.Error()
+			}
+			// A starter that has gone does not wait for it.
+			_ = json.NewEncoder(pipe).Encode(result)
+			_ = pipe.Close()
+		})
+	}
+}
+
+// attachInBackground starts this program again in the foreground mode and a session of its own, and waits until it is
+// ready or has failed.
+func attachInBackground(ctx context.Context, c config.Config) error {
+	if err := daemon.CheckPrivilege("attach"); err != nil {
+		return err
+	}
+	self, err := os.Executable()
+	if err != nil {
+		return fmt.Errorf("find this program: %w", err)
+	}
+	reader, writer, err := os.Pipe()
+	if err != nil {
+		return fmt.Errorf("make a pipe to the daemon: %w", err)
+	}
+	defer reader.Close()
+	defer writer.Close()
+	null, err := openNull()
+	if err != nil {
+		return err
+	}
+	defer null.Close()
+	log, err := openLog(c)
+	if err != nil {
+		return err
+	}
+	defer log.Close()
+
+	child := exec.Command(self, append(os.Args[1:], "--foreground")...)
+	child.Stdin, child.Stdout, child.Stderr = null, log, log
+	child.ExtraFiles = []*os.File{writer}
+	child.Env = append(os.Environ(), readyFDVariable+"=3")
+	child.Dir = "/"
+	child.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+	if err := child.Start(); err != nil {
+		return fmt.Errorf("start the daemon: %w", err)
+	}
+	if err := writer.Close(); err != nil {
+		return fmt.Errorf("close the pipe to the daemon: %w", err)
+	}
+	// A Ctrl-C here ends the attempt: the daemon undoes what it did and tells us so.
+	stop := context.AfterFunc(ctx, func() { _ = child.Process.Signal(syscall.SIGTERM) })
+	defer stop()
+
+	var result outcome
+	err = json.NewDecoder(reader).Decode(&result)
+	if err == nil && result.Ready {
+		return child.Process.Release()
+	}
+	waited := child.Wait()
+	switch {
+	case result.Attached:
+		return daemon.ErrAttached
+	case result.Error != "":
+		return errors.New(result.Error)
+	case errors.Is(err, io.EOF):
+		return fmt.Errorf("the daemon died without a word: %w: its log is %s", waited, log.Name())
+	}
+	return fmt.Errorf("hear from the daemon: %w", err)
+}
+
+// openLog opens the daemon's log. Another attachment's log is not cut: an attach beside it fails and says so.
+func openLog(c config.Config) (*os.File, error) {
+	if err := os.MkdirAll(c.RunDir, 0o755); err != nil {
+		return nil, fmt.Errorf("create run directory: %w", err)
+	}
+	log, err := os.OpenFile(filepath.Join(c.RunDir, daemon.LogFile), os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o640)
+	if err != nil {
+		return nil, fmt.Errorf("open the daemon's log: %w", err)
+	}
+	return log, nil
+}

@@ -1,0 +1,59 @@
+//go:build linux
+
+// Command k2s-dnsbpf makes a host of a K2s cluster resolve cluster names through an eBPF program that steers them to
+// CoreDNS in the kernel, and all other names through the servers that the host had before.
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/signal"
+	"syscall"
+
+	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/config"
+)
+
+// The exit statuses: scripts depend on them.
+const (
+	exitFailed    = 1 // nothing changed, or all changes undone
+	exitUsage     = 2 // wrong usage
+	exitUnhealthy = 3 // status: not attached or not healthy
+)
+
+// version is set by the linker.
+var version = "devel"
+
+func main() {
+	os.Exit(run(os.Args[1:]))
+}
+
+func run(args []string) int {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	root := newRootCommand()
+	root.SetArgs(args)
+	err := root.ExecuteContext(ctx)
+	if err == nil {
+		return 0
+	}
+	var usage usageError
+	switch {
+	case errors.Is(err, errUnhealthy):
+		return exitUnhealthy
+	case errors.As(err, &usage), errors.Is(err, config.ErrInvalid):
+		fmt.Fprintf(os.Stderr, "k2s-dnsbpf: %s\n", err)
+		return exitUsage
+	}
+	fmt.Fprintf(os.Stderr, "k2s-dnsbpf: %s\n", err)
+	return exitFailed
+}
+
+// errUnhealthy ends a command whose output has said already what is wrong.
+var errUnhealthy = errors.New("not attached or not healthy")
+
+// usageError is a command line that can't be meant.
+type usageError struct{ error }
+
+func (e usageError) Unwrap() error { return e.error }

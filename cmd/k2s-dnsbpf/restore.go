@@ -1,0 +1,39 @@
+//go:build linux
+
+package main
+
+import (
+	"fmt"
+
+	"github.com/spf13/cobra"
+
+	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/daemon"
+)
+
+func newRestoreCommand() *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "restore",
+		Short: "Put the resolver configuration back, without a daemon",
+		Long: `Put the host's resolver configuration back from the journal. Needs no daemon, no network and no cluster: for a rescue
+shell, for boot, and for whoever finds a host that a dead daemon left.`,
+		Args: noArgs,
+	}
+	s := newSettings(cmd)
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		c, err := s.config()
+		if err != nil {
+			return err
+		}
+		log, err := newLogger(c.LogLevel)
+		if err != nil {
+			return usageError{err}
+		}
+		done, err := daemon.Restore(c, log)
+		printLines(cmd, done)
+		if err == nil && len(done) == 0 {
+			fmt.Fprintln(cmd.OutOrStdout(), c.ResolvConf+" is the original: nothing to do")
+		}
+		return err
+	}
+	return cmd
+}

@@ -1,0 +1,203 @@
+//go:build linux
+
+package main
+
+import (
+	"fmt"
+	"net/netip"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
+	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/config"
+)
+
+func newRootCommand() *cobra.Command {
+	root := &cobra.Command{
+		Use:           "k2s-dnsbpf",
+		Short:         "Resolve cluster names on a host through eBPF",
+		SilenceUsage:  true,
+		SilenceErrors: true,
+		Args: func(_ *cobra.Command, args []string) error {
+			if len(args) > 0 {
+				return usageError{fmt.Errorf("unknown command %q: see k2s-dnsbpf --help", args[0])}
+			}
+			return nil
+		},
+		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
+	}
+	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
+		return usageError{fmt.Errorf("%w: see %s --help", err, cmd.CommandPath())}
+	})
+	root.AddCommand(newAttachCommand(), newDetachCommand(), newRestoreCommand(), newStatusCommand(), newVersionCommand())
+	return root
+}
+
+// noArgs refuses arguments as wrong usage.
+func noArgs(cmd *cobra.Command, args []string) error {
+	if len(args) > 0 {
+		return usageError{fmt.Errorf("%s takes no argument %q: see %s --help", cmd.CommandPath(), args[0], cmd.CommandPath())}
+	}
+	return nil
+}
+
+// settings are the flags that change the configuration. Only those that were given do so: the file comes before the
+// defaults, and the command line before the file.
+type settings struct {
+	file  string
+	flags config.Config
+	set   []func(*config.Config)
+	names *pflag.FlagSet
+}
+
+// newSettings adds the flags that every command has.
+func newSettings(cmd *cobra.Command) *settings {
+	s := &settings{flags: config.Default(), names: cmd.Flags()}
+	s.names.StringVar(&s.file, "config", config.DefaultFile, "configuration `FILE`, optional if it is the default one")
+	bind(s, s.names.StringVar, "resolv-conf", func(c *config.Config) *string { return &c.ResolvConf }, "resolver configuration `FILE` of the host")
+	bind(s, s.names.StringVar, "state-dir", func(c *config.Config) *string { return &c.StateDir }, "`DIR` of the journal, kept over a reboot")
+	bind(s, s.names.StringVar, "run-dir", func(c *config.Config) *string { return &c.RunDir }, "`DIR` of the lock and the control socket")
+	bind(s, s.names.StringVar, "bpffs", func(c *config.Config) *string { return &c.BPFFS }, "`DIR` on a BPF file system for the pins")
+	bind(s, s.names.StringVar, "log-level", func(c *config.Config) *string { return &c.LogLevel }, "log `LEVEL`: debug, info, warn or error")
+	return s
+}
+
+// addAttachFlags adds the flags that say what to attach.
+func (s *settings) addAttachFlags() {
+	s.text("topology", string(s.flags.Topology), "kind of host: native-linux", func(c *config.Config, text string) error {
+		c.Topology = config.Topology(text)
+		return nil
+	})
+	bind(s, s.names.StringVar, "kubeconfig", func(c *config.Config) *string { return &c.Kubeconfig },
+		"kubeconfig `FILE` (default: $KUBECONFIG, the sudo user's, root's, /etc/kubernetes/admin.conf, in-cluster)")
+	s.list("dns-endpoint", "`IP[:PORT]` of a CoreDNS to ask in place of discovery; may be repeated", func(c *config.Config, texts []string) error {
+		return parseAll(&c.DNSEndpoints, texts, config.ParseServer)
+	})
+	s.list("zone", "cluster zone `NAME`; may be repeated (default "+config.DefaultZone+")", func(c *config.Config, texts []string) error {
+		c.Zones = texts
+		return nil
+	})
+	s.list("service-cidr", "range of Service addresses, `PREFIX`, whose reverse zones are the cluster's too", func(c *config.Config, texts []string) error {
+		return parseAll(&c.ServiceCIDRs, texts, parsePrefix)
+	})
+	s.list("pod-cidr", "range of Pod addresses, `PREFIX`, whose reverse zones are the cluster's too", func(c *config.Config, texts []string) error {
+		return parseAll(&c.PodCIDRs, texts, parsePrefix)
+	})
+	s.text("kubeswitch-address", "", "this host's `IP` on the KubeSwitch (default "+config.DefaultKubeSwitchAddress.String()+" if an interface has it)",
+		func(c *config.Config, text string) (err error) {
+			if c.KubeSwitchAddress, err = netip.ParseAddr(text); err != nil {
+				return fmt.Errorf("%q: %w: write an IP address", text, config.ErrInvalid)
+			}
+			return nil
+		})
+	s.list("upstream", "`IP[:PORT]` of a server for all other names (default: those of the resolver configuration)", func(c *config.Config, texts []string) error {
+		return parseAll(&c.Upstreams, texts, config.ParseServer)
+	})
+	s.text("resolver", string(s.flags.Resolver), "what to do with the resolver configuration: takeover or none", func(c *config.Config, text string) error {
+		c.Resolver = config.ResolverMode(text)
+		return nil
+	})
+	var noBPF bool
+	s.names.BoolVar(&noBPF, "no-bpf", false, "do everything in user space")
+	s.set = append(s.set, func(c *config.Config) {
+		if s.names.Changed("no-bpf") {
+			c.BPF = !noBPF
+		}
+	})
+	bind(s, s.names.DurationVar, "wait", func(c *config.Config) *time.Duration { return &c.Wait }, "how long to wait for the cluster")
+}
+
+// bind adds a flag for one field, with the default of that field.
+func bind[T any](s *settings, add func(*T, string, T, string), name string, field func(*config.Config) *T, usage string) {
+	value := field(&s.flags)
+	add(value, name, *value, usage)
+	s.set = append(s.set, func(c *config.Config) {
+		if s.names.Changed(name) {
+			*field(c) = *value
+		}
+	})
+}
+
+// text adds a flag whose value is parsed; a bad one is wrong usage, as it is for flags that pflag parses.
+func (s *settings) text(name, value, usage string, parse func(*config.Config, string) error) {
+	s.names.Var(&parsedFlag{value: value, parse: func(text string) error {
+		var checked config.Config
+		if err := parse(&checked, text); err != nil {
+			return err
+		}
+		s.set = append(s.set, func(c *config.Config) { _ = parse(c, text) })
+		return nil
+	}}, name, usage)
+}
+
+// list adds a flag that may be repeated. All its values together replace what the file says.
+func (s *settings) list(name, usage string, parse func(*config.Config, []string) error) {
+	var texts []string
+	s.names.Var(&parsedFlag{parse: func(text string) error {
+		var checked config.Config
+		if err := parse(&checked, []string{text}); err != nil {
+			return err
+		}
+		texts = append(texts, text)
+		return nil
+	}}, name, usage)
+	s.set = append(s.set, func(c *config.Config) {
+		if len(texts) > 0 {
+			_ = parse(c, texts)
+		}
+	})
+}
+
+// parsedFlag implements pflag.Value.
+type parsedFlag struct {
+	value string
+	parse func(string) error
+}
+
+func (f *parsedFlag) String() string { return f.value }
+func (f *parsedFlag) Type() string   { return "string" }
+
+func (f *parsedFlag) Set(text string) error {
+	if err := f.parse(text); err != nil {
+		return err
+	}
+	f.value = text
+	return nil
+}
+
+func parseAll[T any](to *[]T, texts []string, parse func(string) (T, error)) error {
+	*to = nil
+	for _, text := range texts {
+		value, err := parse(text)
+		if err != nil {
+			return err
+		}
+		*to = append(*to, value)
+	}
+	return nil
+}
+
+func parsePrefix(text string) (netip.Prefix, error) {
+	prefix, err := netip.ParsePrefix(strings.TrimSpace(text))
+	if err != nil {
+		return prefix, fmt.Errorf("%q: %w: write a range such as 172.21.0.0/16", text, config.ErrInvalid)
+	}
+	return prefix.Masked(), nil
+}
+
+// config joins defaults, file and flags.
+func (s *settings) config() (config.Config, error) {
+	c, err := config.Load(s.file, s.names.Changed("config"))
+	if err != nil {
+		return c, err
+	}
+	for _, set := range s.set {
+		set(&c)
+	}
+	if err := c.Validate(); err != nil {
+		return c, err
+	}
+	return c, nil
+}

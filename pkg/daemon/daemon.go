@@ -1,0 +1,190 @@
+//go:build linux
+
+package daemon
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"sync"
+	"time"
+
+	"go.uber.org/zap"
+
+	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/config"
+	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/datapath"
+	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/discovery"
+	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/forwarder"
+	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/netdev"
+	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/resolvconf"
+	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/state"
+)
+
+// ErrAttached is returned by Run if another process is attached on this host.
+var ErrAttached = errors.New("already attached")
+
+const (
+	lockFile    = "lock"
+	controlFile = "control.sock"
+
+	// LogFile is the name, in the run directory, of what a daemon in the background logs to.
+	LogFile = "daemon.log"
+
+	// stopTimeout bounds a whole stop: what is not undone by then stays in the journal for the next one.
+	stopTimeout = 10 * time.Second
+)
+
+var (
+	loopback4 = netip.AddrFrom4([4]byte{127, 0, 0, 1})
+	loopback6 = netip.IPv6Loopback()
+)
+
+// Daemon is one attachment of this host. Make it with New, use it with one call of Run.
+type Daemon struct {
+	config  config.Config
+	version string
+	log     *zap.Logger
+
+	lock      *state.Locked
+	journal   *state.Journal
+	source    discovery.Source
+	resolver  *resolvconf.Manager
+	forwarder *forwarder.Server
+	datapath  *datapath.Datapath // nil without BPF
+
+	zones      []string // configured and reverse zones
+	upstreams  []netip.AddrPort
+	inspection resolvconf.Inspection
+	clients    *netdev.Interface // of the KubeSwitch address, nil without one
+	listen     []netip.AddrPort
+	kubeconfig string
+
+	mu        sync.Mutex // guards what follows, which apply changes and reports read
+	snapshot  discovery.Snapshot
+	endpoints []endpoint
+	started   time.Time
+	problems  map[string]string // by what they concern
+}
+
+// CheckPrivilege fails if this process can't change the host. The verb is the command that wants to.
+func CheckPrivilege(verb string) error {
+	if os.Geteuid() != 0 {
+		return fmt.Errorf("%s: %w: run it as root: sudo k2s-dnsbpf %s", verb, os.ErrPermission, verb)
+	}
+	return nil
+}
+
+// New prepares a Daemon and touches nothing. The configuration must be valid.
+func New(c config.Config, version string, log *zap.Logger) *Daemon {
+	return &Daemon{config: c, version: version, log: log, problems: make(map[string]string)}
+}
+
+// Run attaches, calls ready, serves until ctx ends, and detaches. An error before ready means that nothing is changed
+// on the host, or that all changes are undone; what could not be undone is in the error and stays in the journal.
+func (d *Daemon) Run(ctx context.Context, ready func()) (err error) {
+	if err := d.acquire(); err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, d.release()) }()
+
+	running, stop := context.WithCancel(context.WithoutCancel(ctx))
+	var background sync.WaitGroup
+	defer func() {
+		stop()
+		background.Wait()
+	}()
+	defer func() { err = errors.Join(err, d.detach(context.WithoutCancel(ctx))) }()
+
+	if err := d.attach(ctx, running, &background); err != nil {
+		return err
+	}
+	d.log.Info("attached", zap.Strings("zones", d.zones), zap.Stringers("upstreams", d.upstreams))
+	ready()
+	return d.serve(ctx)
+}
+
+// acquire takes the host's lock, and undoes what an attachment left that died without detaching.
+func (d *Daemon) acquire() error {
+	if err := CheckPrivilege("attach"); err != nil {
+		return err
+	}
+	lock, err := state.TryLock(filepath.Join(d.config.RunDir, lockFile))
+	if errors.Is(err, state.ErrLocked) {
+		return fmt.Errorf("%w: %w", ErrAttached, err)
+	}
+	if err != nil {
+		return err
+	}
+	d.lock = lock
+	d.journal, err = state.Open(d.config.StateDir)
+	if err != nil {
+		return errors.Join(err, d.release())
+	}
+	if d.journal.Empty() {
+		return nil
+	}
+	d.log.Warn("undoing what an earlier attachment left", zap.Time("since", d.journal.Header().Since))
+	if _, err := undo(d.config, d.journal, d.log); err != nil {
+		return errors.Join(fmt.Errorf("undo an earlier attachment: %w", err), d.release())
+	}
+	return nil
+}
+
+// release gives the host's lock back and removes the run directory if nothing else is in it.
+func (d *Daemon) release() error {
+	if d.lock == nil {
+		return nil
+	}
+	lock := d.lock
+	d.lock = nil
+	return removeRunDir(d.config, lock)
+}
+
+// serve follows endpoints, routes and clients of the control socket until ctx ends or one of them fails.
+func (d *Daemon) serve(ctx context.Context) error {
+	control, err := d.listenControl()
+	if err != nil {
+		return err
+	}
+	defer control.Close()
+
+	changes, err := netdev.Changes(ctx)
+	if err != nil {
+		return err
+	}
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case snapshot := <-d.source.Snapshots():
+			d.apply(snapshot)
+		case _, open := <-changes:
+			if !open {
+				changes = nil
+				continue
+			}
+			d.mu.Lock()
+			snapshot := d.snapshot
+			d.mu.Unlock()
+			d.apply(snapshot)
+		}
+	}
+}
+
+// apply puts a set of endpoints into effect. A failure leaves the old set in place and shows in status.
+func (d *Daemon) apply(snapshot discovery.Snapshot) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if snapshot.Stale {
+		d.log.Warn("endpoints can't be confirmed, the last good ones stay", zap.String("reason", snapshot.Reason))
+	}
+	if err := d.program(snapshot); err != nil {
+		d.log.Error("endpoints not updated, the old ones stay", zap.Error(err))
+		d.problems["endpoints"] = err.Error()
+		return
+	}
+	delete(d.problems, "endpoints")
+}

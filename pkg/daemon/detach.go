@@ -1,0 +1,163 @@
+//go:build linux
+
+package daemon
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"time"
+
+	"go.uber.org/zap"
+	"golang.org/x/sys/unix"
+
+	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/config"
+	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/datapath"
+	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/state"
+)
+
+const (
+	// drainTimeout is how long replies of steered queries, and answers of the forwarder, are waited for.
+	drainTimeout = 250 * time.Millisecond
+
+	// restoreRetry is how often a resolver that could not be restored is tried again.
+	restoreRetry = time.Second
+)
+
+// detach is the whole way down: the resolver first, then the programs, then the forwarder, then what is left. It is
+// called whether or not attach succeeded and undoes what there is.
+func (d *Daemon) detach(ctx context.Context) error {
+	d.restoreOrServe(ctx)
+
+	ctx, cancel := context.WithTimeout(ctx, stopTimeout)
+	defer cancel()
+	var errs []error
+	if d.datapath != nil {
+		errs = append(errs, d.drain(ctx), d.datapath.Close())
+	}
+	if d.forwarder != nil {
+		ctx, cancel := context.WithTimeout(ctx, drainTimeout)
+		defer cancel()
+		if err := d.forwarder.Shutdown(ctx); err != nil {
+			d.log.Warn("queries given up", zap.Error(err))
+		}
+	}
+	if _, err := undo(d.config, d.journal, d.log); err != nil {
+		errs = append(errs, err)
+	}
+	return errors.Join(errs...)
+}
+
+// drain stops steering, and waits for the replies that are under way.
+func (d *Daemon) drain(ctx context.Context) error {
+	if err := datapath.DetachQueries(d.config.BPFFS); err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(ctx, drainTimeout)
+	defer cancel()
+	return d.datapath.Drain(ctx)
+}
+
+// restoreOrServe restores the resolver, and goes on serving for as long as that fails: to end now would leave the
+// host with a resolv.conf that points at nobody.
+func (d *Daemon) restoreOrServe(ctx context.Context) {
+	tick := time.NewTicker(restoreRetry)
+	defer tick.Stop()
+	for {
+		done, err := restoreResolver(d.config, d.journal, d.log)
+		if err == nil {
+			for _, line := range done {
+				d.log.Info(line)
+			}
+			return
+		}
+		d.log.Error("resolver not restored, serving on", zap.Error(err))
+		d.setProblem("resolver", err)
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		}
+	}
+}
+
+func (d *Daemon) setProblem(about string, err error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.problems[about] = err.Error()
+}
+
+// removeRunDir removes the files of a run and gives the lock back. The directory goes if it was ours alone.
+func removeRunDir(c config.Config, lock *state.Locked) error {
+	var errs []error
+	for _, name := range []string{controlFile, LogFile} {
+		if err := os.Remove(filepath.Join(c.RunDir, name)); err != nil && !errors.Is(err, os.ErrNotExist) {
+			errs = append(errs, err)
+		}
+	}
+	errs = append(errs, lock.Remove())
+	if err := os.Remove(c.RunDir); err != nil && !errors.Is(err, os.ErrNotExist) && !errors.Is(err, unix.ENOTEMPTY) {
+		errs = append(errs, err)
+	}
+	return errors.Join(errs...)
+}
+
+// Detach ends the attachment of this host: it asks a running daemon to detach and waits, and undoes what a dead one
+// left. It returns a line for each thing that was done; none means that nothing was attached.
+func Detach(ctx context.Context, c config.Config, log *zap.Logger) (done []string, err error) {
+	if err := CheckPrivilege("detach"); err != nil {
+		return nil, err
+	}
+	ctx, cancel := context.WithTimeout(ctx, stopTimeout)
+	defer cancel()
+	path := filepath.Join(c.RunDir, lockFile)
+	if pid, held := state.Holder(path); held {
+		if err := terminate(pid); err != nil {
+			return nil, err
+		}
+		done = append(done, fmt.Sprintf("daemon %d detached and ended", pid))
+	}
+	lock, err := state.Lock(ctx, path)
+	if err != nil {
+		return nil, fmt.Errorf("detach: the daemon does not end: %w: see %s", err, filepath.Join(c.RunDir, LogFile))
+	}
+	defer func() { err = errors.Join(err, removeRunDir(c, lock)) }()
+	journal, err := state.Open(c.StateDir)
+	if err != nil {
+		return done, err
+	}
+	if !journal.Empty() && len(done) > 0 {
+		log.Warn("the daemon left something behind: undoing it")
+	}
+	left, err := undo(c, journal, log)
+	return append(done, left...), err
+}
+
+// terminate asks a process to end. One that is stopped is continued, or it would never see the signal.
+func terminate(pid int) error {
+	for _, signal := range []unix.Signal{unix.SIGTERM, unix.SIGCONT} {
+		if err := unix.Kill(pid, signal); err != nil && !errors.Is(err, unix.ESRCH) {
+			return fmt.Errorf("detach: send %s to the daemon, process %d: %w", signal, pid, err)
+		}
+	}
+	return nil
+}
+
+// Restore puts the resolver configuration back and touches nothing else. It needs no daemon: only the journal, or what
+// is parked beside the file.
+func Restore(c config.Config, log *zap.Logger) ([]string, error) {
+	if err := CheckPrivilege("restore"); err != nil {
+		return nil, err
+	}
+	journal, err := state.Open(c.StateDir)
+	if err != nil {
+		return nil, err
+	}
+	done, err := restoreResolver(c, journal, log)
+	if err == nil && journal.Empty() {
+		err = journal.Clear()
+	}
+	return done, err
+}

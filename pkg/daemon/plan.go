@@ -1,0 +1,109 @@
+//go:build linux
+
+package daemon
+
+import (
+	"context"
+	"fmt"
+	"path/filepath"
+	"sync"
+
+	"go.uber.org/zap"
+
+	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/config"
+	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/netdev"
+	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/resolvconf"
+	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/state"
+)
+
+// Plan says what an attach with this configuration would do, one line for each step, and fails where that would fail.
+// It changes nothing: for a moment it listens on the addresses, as the check of an attach does.
+func Plan(ctx context.Context, c config.Config, log *zap.Logger) (lines []string, err error) {
+	if pid, held := state.Holder(filepath.Join(c.RunDir, lockFile)); held {
+		return []string{fmt.Sprintf("nothing: attached already, by process %d", pid)}, nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, c.Wait)
+	defer cancel()
+	d := New(c, "", log)
+	if d.journal, err = state.Open(c.StateDir); err != nil {
+		return nil, err
+	}
+	if !d.journal.Empty() {
+		lines = append(lines, "undo what an earlier attachment left")
+	}
+	var background sync.WaitGroup
+	running, stop := context.WithCancel(ctx)
+	defer func() {
+		stop()
+		background.Wait()
+		if d.forwarder != nil {
+			_ = d.forwarder.Shutdown(ctx)
+		}
+	}()
+	snapshot, err := d.check(ctx, running, &background)
+	if err != nil {
+		return lines, err
+	}
+	return append(lines, d.describe(resolveRoutes(snapshot.Endpoints))...), nil
+}
+
+func (d *Daemon) describe(endpoints []endpoint) (lines []string) {
+	say := func(format string, arguments ...any) { lines = append(lines, fmt.Sprintf(format, arguments...)) }
+	for _, address := range d.listen {
+		say("listen on %s, UDP and TCP", address)
+	}
+	if d.config.BPF {
+		for _, name := range netdev.LoopbackSysctls() {
+			say("set sysctl %s=1", name)
+		}
+		say("load the programs, pin them below %s", d.config.BPFFS)
+		for _, attachment := range d.attachments(endpoints) {
+			say("attach %s", attachment)
+		}
+	}
+	for _, zone := range d.zones {
+		say("answer zone %s from CoreDNS", zone)
+	}
+	for _, e := range endpoints {
+		how := "over " + e.route.Interface
+		if !e.steerable() {
+			how = e.note
+		}
+		say("endpoint %s (%s), %s", e.Address, e.Source, how)
+	}
+	for _, upstream := range d.upstreams {
+		say("send all other names to %s", upstream)
+	}
+	if d.config.Resolver == config.ResolverTakeover {
+		say("take over %s (%s, owner: %s)", d.config.ResolvConf, d.inspection.Type, d.inspection.Owner)
+	}
+	return lines
+}
+
+// PlanDetach says what a detach would do. It changes nothing.
+func PlanDetach(c config.Config) (lines []string, err error) {
+	journal, err := state.Open(c.StateDir)
+	if err != nil {
+		return nil, err
+	}
+	if pid, held := state.Holder(filepath.Join(c.RunDir, lockFile)); held {
+		lines = append(lines, fmt.Sprintf("end the daemon, process %d", pid))
+	}
+	for _, path := range resolvconf.RecordedPaths(journal) {
+		lines = append(lines, "restore "+path)
+	}
+	for _, change := range journal.Changes() {
+		switch change.Kind {
+		case changePins:
+			lines = append(lines, "detach the programs and remove the pins below "+change.Name)
+		case changeSysctl:
+			lines = append(lines, "set sysctl "+change.Name+" back")
+		case changeFilter:
+			lines = append(lines, "remove the filter "+change.Name)
+		}
+	}
+	if len(lines) == 0 {
+		lines = []string{"nothing: not attached"}
+	}
+	return lines, nil
+}

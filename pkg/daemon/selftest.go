@@ -1,0 +1,54 @@
+//go:build linux
+
+package daemon
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"time"
+
+	"github.com/miekg/dns"
+)
+
+// selfTestTry is how long one query of the self-test waits. Another follows until attach's own time is over.
+const selfTestTry = time.Second
+
+// selfTest asks the path that is to be used: the first zone's SOA of each kind of listener. Any answer will do, since
+// it proves the way there and back; a refusal or failure to answer does not.
+func (d *Daemon) selfTest(ctx context.Context) error {
+	server := d.listen[0]
+	name := dns.Fqdn(d.zones[0])
+	for {
+		err := askSOA(ctx, server, name)
+		if err == nil {
+			return nil
+		}
+		if ctx.Err() != nil {
+			return fmt.Errorf("self-test: %s does not answer for %s within %s: %w: check that CoreDNS runs and that this host reaches it",
+				server, name, d.config.Wait, err)
+		}
+	}
+}
+
+var errUnhelpful = errors.New("unhelpful answer")
+
+func askSOA(ctx context.Context, server netip.AddrPort, name string) error {
+	ctx, cancel := context.WithTimeout(ctx, selfTestTry)
+	defer cancel()
+	message := new(dns.Msg)
+	message.SetQuestion(name, dns.TypeSOA)
+	message.SetEdns0(dns.DefaultMsgSize, false)
+	client := dns.Client{Timeout: selfTestTry}
+	reply, _, err := client.ExchangeContext(ctx, message, server.String())
+	if err != nil {
+		return err
+	}
+	if reply.Rcode != dns.RcodeSuccess && reply.Rcode != dns.RcodeNameError {
+		// Not to hurry on: an error comes back at once.
+		<-ctx.Done()
+		return fmt.Errorf("%w: %s", errUnhelpful, dns.RcodeToString[reply.Rcode])
+	}
+	return nil
+}

@@ -1,0 +1,132 @@
+//go:build linux
+
+package daemon
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+
+	"go.uber.org/zap"
+
+	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/config"
+	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/datapath"
+	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/netdev"
+	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/resolvconf"
+	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/state"
+)
+
+// Kinds of changes in the journal, besides those of package resolvconf.
+const (
+	changePins   = "pins"   // name: the pin directory
+	changeSysctl = "sysctl" // name: the sysctl's, data: sysctlChange
+	changeFilter = "filter" // name: the attachment's, data: filterChange
+)
+
+type sysctlChange struct {
+	Old string `json:"old"`
+	New string `json:"new"`
+}
+
+// undo puts everything back that the journal knows, in the order that DESIGN.md's detach has: the resolver first. It
+// goes on after an error; what failed stays in the journal. It returns a line for each thing that was done.
+func undo(c config.Config, journal *state.Journal, log *zap.Logger) ([]string, error) {
+	done, err := restoreResolver(c, journal, log)
+	if err != nil {
+		// Programs that ask us must not be left without an answer: nothing else is taken away from them.
+		return done, err
+	}
+	var errs []error
+	for _, kind := range []string{changeFilter, changePins, changeSysctl} {
+		changes := slices.Clone(journal.Changes())
+		slices.Reverse(changes)
+		for _, change := range changes {
+			if change.Kind != kind {
+				continue
+			}
+			line, err := undoChange(change)
+			if err != nil {
+				errs = append(errs, err)
+				continue
+			}
+			if line != "" {
+				done = append(done, line)
+			}
+			if err := journal.Forget(change.Kind, change.Name); err != nil {
+				errs = append(errs, err)
+			}
+		}
+	}
+	if err := errors.Join(errs...); err != nil {
+		return done, err
+	}
+	if journal.Empty() {
+		return done, journal.Clear()
+	}
+	return done, nil
+}
+
+func undoChange(change state.Change) (string, error) {
+	switch change.Kind {
+	case changePins:
+		return "programs detached, pins removed from " + change.Name, datapath.Remove(change.Name)
+	case changeSysctl:
+		var data sysctlChange
+		if err := json.Unmarshal(change.Data, &data); err != nil {
+			return "", fmt.Errorf("journal: sysctl %s: %w", change.Name, err)
+		}
+		return undoSysctl(change.Name, data)
+	case changeFilter:
+		var data filterChange
+		if err := json.Unmarshal(change.Data, &data); err != nil {
+			return "", fmt.Errorf("journal: filter %s: %w", change.Name, err)
+		}
+		return "filter removed: " + change.Name, data.undo()
+	}
+	return "", fmt.Errorf("journal: unknown change %q: written by a newer version: use that one", change.Kind)
+}
+
+// undoSysctl leaves a value alone that somebody else has set since.
+func undoSysctl(name string, change sysctlChange) (string, error) {
+	now, err := netdev.Sysctl(name)
+	if err != nil {
+		return "", err
+	}
+	if now != change.New {
+		return "", nil
+	}
+	return fmt.Sprintf("sysctl %s is %s again", name, change.Old), netdev.SetSysctl(name, change.Old)
+}
+
+// restoreResolver puts every file back that the journal knows.
+func restoreResolver(c config.Config, journal *state.Journal, log *zap.Logger) ([]string, error) {
+	paths := resolvconf.RecordedPaths(journal)
+	if !slices.Contains(paths, c.ResolvConf) {
+		paths = append(paths, c.ResolvConf)
+	}
+	var done []string
+	var errs []error
+	for _, path := range paths {
+		manager, err := resolvconf.New(resolvconf.Options{
+			Path: path, StateDir: c.StateDir, Journal: journal, Logger: log.Named("resolver"),
+		})
+		if err != nil {
+			errs = append(errs, err)
+			continue
+		}
+		outcome, err := manager.Restore()
+		if err != nil {
+			errs = append(errs, err)
+			continue
+		}
+		if outcome.Result != resolvconf.NothingToDo {
+			line := fmt.Sprintf("%s: %s", path, outcome.Result)
+			if outcome.Detail != "" {
+				line += ": " + outcome.Detail
+			}
+			done = append(done, line)
+		}
+	}
+	return done, errors.Join(errs...)
+}
