@@ -69,8 +69,8 @@ static __always_inline int handle_query(struct __sk_buff *skb, bool local)
 	if (reason == DNS_OK && (is_odd_skb(skb) || pull(skb, pkt.dns_end)))
 		reason = DNS_REASON_passed_malformed;
 	if (reason == DNS_OK)
-		reason = parse_query((void *)(long)skb->data, (void *)(long)skb->data_end, config->question_seed,
-				     cfg_query_size_max, &pkt, scratch);
+		reason = parse_query((void *)(long)skb->data, (void *)(long)skb->data_end, cfg_query_size_max, &pkt,
+				     scratch);
 	if (reason == DNS_OK)
 		reason = find_zone(scratch->name_length) ? DNS_OK : DNS_REASON_passed_external;
 	if (reason == DNS_OK)

@@ -183,14 +183,13 @@ static __always_inline enum dns_reason walk_name(struct dns_scratch *scratch, __
 
 /*
  * parse_question - read the one question of the message in the scratch
- * @seed: of the hash that a query and its reply are compared by
  * @length: octets behind the DNS header
  *
  * A global function, see hash_name().
  *
- * Return: DNS_OK with scratch->name, name_length and question_hash set, or why the message is passed.
+ * Return: DNS_OK with scratch->name and name_length set, or why the message is passed.
  */
-__noinline int parse_question(__u64 seed, __u32 length)
+__noinline int parse_question(__u32 length)
 {
 	__u32 zero = 0;
 	struct dns_scratch *scratch = bpf_map_lookup_elem(&dns_scratch, &zero);
@@ -210,8 +209,16 @@ __noinline int parse_question(__u64 seed, __u32 length)
 	tail = (void *)&scratch->wire[name_length];
 	if (tail->qclass != DNS_CLASS_IN_BE)
 		return DNS_REASON_passed_class;
-	scratch->question_hash = hash_name(hash_word(seed, tail->qtype), 0, name_length);
 	return DNS_OK;
+}
+
+/* The hash that a query and its reply are compared by: QNAME without regard to case, and QTYPE. */
+static __always_inline __u64 hash_question(const struct dns_scratch *scratch, __u64 seed)
+{
+	__u32 name_length = scratch->name_length & 0xff;
+	const struct dns_question_tail *tail = (const void *)&scratch->wire[name_length];
+
+	return hash_name(hash_word(seed, tail->qtype), 0, name_length);
 }
 
 /* What follows the question of a plain query: nothing, or one OPT record of EDNS version 0 that ends the message. */
@@ -244,8 +251,8 @@ static __always_inline enum dns_reason parse_additional(const struct dns_scratch
  * Return: DNS_OK with the packet's DNS fields and the scratch set, or why it is passed. What is not fully understood
  * is passed, never dropped: the server behind answers it as the RFCs say.
  */
-static __always_inline enum dns_reason parse_query(void *data, void *data_end, __u64 seed, __u16 size_max,
-						   struct dns_pkt *pkt, struct dns_scratch *scratch)
+static __always_inline enum dns_reason parse_query(void *data, void *data_end, __u16 size_max, struct dns_pkt *pkt,
+						   struct dns_scratch *scratch)
 {
 	struct dnshdr *hdr = data + (pkt->dns_off & 0x7f);
 	__u32 length = pkt->dns_end - pkt->dns_off;
@@ -264,7 +271,7 @@ static __always_inline enum dns_reason parse_query(void *data, void *data_end, _
 	pkt->id = hdr->id;
 	length -= sizeof(*hdr);
 	load_message(data, data_end, pkt->dns_off + sizeof(*hdr), length, scratch);
-	reason = parse_question(seed, length);
+	reason = parse_question(length);
 	if (reason != DNS_OK)
 		return reason;
 	return parse_additional(scratch, length, hdr->arcount, pkt);

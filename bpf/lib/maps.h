@@ -73,13 +73,11 @@ struct dns_scratch {
 	/* The same with its letters folded and, once parse_question() has been there, the name in its dotted form. */
 	__u8 name[DNS_WIRE_WORDS * 8 + 8];
 	/* Set by parse_question(). */
-	__u64 question_hash;
 	__u32 name_length;
 	/* Set by find_zone(). */
 	__u32 group;
 	__u16 backends4;
 	__u16 backends6;
-	__u32 reserved;
 };
 
 struct {

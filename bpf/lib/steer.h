@@ -49,7 +49,7 @@ static __always_inline enum dns_reason decide_query(const struct dns_pkt *pkt, c
 	struct dns_backend *backend = pick_backend(scratch, pkt->v6);
 	struct dns_flow_key key = {.id_be = pkt->id};
 	struct dns_flow flow = {
-		.question_hash = scratch->question_hash,
+		.question_hash = hash_question(scratch, config->question_seed),
 		.client_port_be = pkt->sport,
 		.listener_port_be = pkt->dport,
 		.ifindex = ifindex,
@@ -118,9 +118,9 @@ static __always_inline enum dns_reason decide_reply(void *data, void *data_end, 
 		return DNS_REASON_reply_malformed;
 	length -= sizeof(*hdr);
 	load_message(data, data_end, pkt->dns_off + sizeof(*hdr), length, scratch);
-	if (parse_question(config->question_seed, length) != DNS_OK)
+	if (parse_question(length) != DNS_OK)
 		return DNS_REASON_reply_malformed;
-	if (scratch->question_hash != flow->question_hash)
+	if (hash_question(scratch, config->question_seed) != flow->question_hash)
 		return DNS_REASON_reply_question;
 
 	__builtin_memcpy(&to->src, flow->listener, sizeof(to->src));

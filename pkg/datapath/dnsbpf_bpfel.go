@@ -111,15 +111,13 @@ const (
 )
 
 type dnsbpfDnsScratch struct {
-	_            structs.HostLayout
-	Wire         [280]uint8
-	Name         [280]uint8
-	QuestionHash uint64
-	NameLength   uint32
-	Group        uint32
-	Backends4    uint16
-	Backends6    uint16
-	Reserved     uint32
+	_          structs.HostLayout
+	Wire       [280]uint8
+	Name       [280]uint8
+	NameLength uint32
+	Group      uint32
+	Backends4  uint16
+	Backends6  uint16
 }
 
 type dnsbpfDnsZone struct {

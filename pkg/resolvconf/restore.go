@@ -49,7 +49,7 @@ func (m *Manager) Restore() (Outcome, error) {
 	if err != nil {
 		return out, err
 	}
-	m.log.Info("resolver file", zap.String("path", m.path), zap.String("result", string(out.Result)),
+	m.log.Debug("resolver file", zap.String("path", m.path), zap.String("result", string(out.Result)),
 		zap.String("detail", out.Detail))
 	return out, nil
 }
