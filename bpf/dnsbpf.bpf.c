@@ -42,7 +42,7 @@ static __always_inline int pull(struct __sk_buff *skb, __u32 length)
 
 static __always_inline int handle_query(struct __sk_buff *skb, bool local)
 {
-	struct dns_listener_key listener_key = {.port_be = cfg_dns_port_be};
+	struct dns_listener_key listener_key = {.port = cfg_dns_port};
 	void *data = (void *)(long)skb->data;
 	void *data_end = (void *)(long)skb->data_end;
 	struct dns_scratch *scratch;
@@ -55,7 +55,7 @@ static __always_inline int handle_query(struct __sk_buff *skb, bool local)
 	__u32 zero = 0;
 
 	reason = parse_udp(data, data_end, skb->len, &pkt);
-	if (likely(reason == DNS_NOT_OURS || (pkt.dport != cfg_dns_port_be && pkt.dport != 0)))
+	if (likely(reason == DNS_NOT_OURS || (pkt.has_ports && pkt.dport != cfg_dns_port)))
 		return PASS;
 	if (load_addrs(data, data_end, &pkt))
 		return PASS;
@@ -113,7 +113,7 @@ int dns_from_backend(struct __sk_buff *skb)
 	if (parse_udp(data, data_end, skb->len, &pkt) != DNS_OK)
 		return PASS;
 	config = bpf_map_lookup_elem(&dns_config, &zero);
-	if (!config || (__u16)(bpf_ntohs(pkt.dport) - config->nat_port_min) >= config->nat_port_count)
+	if (!config || (__u16)(pkt.dport - config->nat_port_min) >= config->nat_port_count)
 		return PASS;
 	scratch = bpf_map_lookup_elem(&dns_scratch, &zero);
 	if (!scratch || load_addrs(data, data_end, &pkt) || is_odd_skb(skb) || pull(skb, pkt.dns_end))

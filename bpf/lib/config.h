@@ -9,8 +9,8 @@
  * What changes while programs are attached is in the map dns_config.
  */
 
-/* The port that clients ask, big-endian. Listeners on other ports are not looked up. */
-const volatile __be16 cfg_dns_port_be = bpf_htons(53);
+/* The port that clients ask. Listeners on other ports are not looked up. */
+const volatile __u16 cfg_dns_port = 53;
 
 /* A steered query's EDNS UDP payload size is lowered to this, so that no reply is fragmented (DNS flag day 2020). */
 const volatile __u16 cfg_edns_size_max = 1232;

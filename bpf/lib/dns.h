@@ -268,7 +268,7 @@ static __always_inline enum dns_reason parse_query(void *data, void *data_end, _
 		return DNS_REASON_passed_counts;
 	if (length > size_max)
 		return DNS_REASON_passed_oversize;
-	pkt->id = hdr->id;
+	pkt->id = bpf_ntohs(hdr->id);
 	length -= sizeof(*hdr);
 	load_message(data, data_end, pkt->dns_off + sizeof(*hdr), length, scratch);
 	reason = parse_question(length);

@@ -58,7 +58,7 @@ struct {
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
 	__uint(max_entries, DNS_SCOPE_MAX);
-	__type(key, enum dns_scope);
+	__type(key, __u32); /* enum dns_scope: the kernel keeps BTF of an array only with a plain key */
 	__type(value, struct dns_counters);
 	__uint(pinning, LIBBPF_PIN_BY_NAME);
 } dns_stats SEC(".maps");

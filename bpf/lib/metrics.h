@@ -10,7 +10,8 @@
 /* Called once for each packet of ours, by the entry points only. */
 static __always_inline void count(enum dns_scope scope, enum dns_reason reason)
 {
-	struct dns_counters *counters = bpf_map_lookup_elem(&dns_stats, &scope);
+	__u32 key = scope;
+	struct dns_counters *counters = bpf_map_lookup_elem(&dns_stats, &key);
 	__u32 index = reason;
 
 	/* One register for test and use: else the compiler may test one copy and use another. */
@@ -22,7 +23,8 @@ static __always_inline void count(enum dns_scope scope, enum dns_reason reason)
 /* The time from the query to its accepted reply. */
 static __always_inline void count_latency(enum dns_scope scope, __u64 nanoseconds)
 {
-	struct dns_counters *counters = bpf_map_lookup_elem(&dns_stats, &scope);
+	__u32 key = scope;
+	struct dns_counters *counters = bpf_map_lookup_elem(&dns_stats, &key);
 	__u64 microseconds = nanoseconds / 1000;
 	__u32 bucket = 0;
 

@@ -20,15 +20,16 @@
 struct dns_pkt {
 	union addr src;
 	union addr dst;
-	__be16 sport;
-	__be16 dport;
+	__u16 sport; /* ports and ID in the machine's byte order */
+	__u16 dport;
+	__u32 dns_end; /* end of the UDP payload, by the UDP header; 32 bits, since lo takes packets of 64 KiB */
+	__u16 dns_off; /* and its start */
 	__u16 l4_off;
-	__u16 dns_off; /* start of the UDP payload */
-	__u16 dns_end; /* its end, by the UDP header */
 	__u8 v6;
+	__u8 has_ports; /* 0: the ports could not be read */
 
 	/* Set by parse_query(). */
-	__be16 id;
+	__u16 id;
 	__u16 opt_size_off; /* offset of the OPT record's UDP payload size, 0 without OPT */
 	__be16 opt_size_be;
 };
@@ -37,7 +38,7 @@ static __always_inline enum dns_reason parse_ipv4(void *data, void *data_end, __
 {
 	struct iphdr *ip = data + ETH_HLEN;
 	struct udphdr *udp = (void *)(ip + 1);
-	__u16 total;
+	__u32 total;
 
 	/* The shortest DNS message is longer than this, so a shorter frame can't be a query: no need to look into it. */
 	if ((void *)(udp + 1) > data_end)
@@ -46,14 +47,15 @@ static __always_inline enum dns_reason parse_ipv4(void *data, void *data_end, __
 		return DNS_NOT_OURS;
 
 	pkt->v6 = 0;
-	pkt->dport = 0;
+	pkt->has_ports = 0;
 	if (unlikely(ip->ihl != 5))
 		return DNS_REASON_passed_ip_options;
 	if (unlikely(ip->frag_off & IP_FRAGMENT_BE))
 		return DNS_REASON_passed_fragment;
 
-	pkt->sport = udp->source;
-	pkt->dport = udp->dest;
+	pkt->has_ports = 1;
+	pkt->sport = bpf_ntohs(udp->source);
+	pkt->dport = bpf_ntohs(udp->dest);
 	pkt->l4_off = ETH_HLEN + sizeof(*ip);
 	pkt->dns_off = pkt->l4_off + sizeof(*udp);
 	total = bpf_ntohs(ip->tot_len);
@@ -82,24 +84,24 @@ static __always_inline enum dns_reason parse_ipv6(void *data, void *data_end, __
 {
 	struct ipv6hdr *ip6 = data + ETH_HLEN;
 	struct udphdr *udp = (void *)(ip6 + 1);
-	__u16 payload;
+	__u32 payload;
 
 	if ((void *)(udp + 1) > data_end)
 		return DNS_NOT_OURS;
 
 	pkt->v6 = 1;
-	pkt->dport = 0;
+	pkt->has_ports = 0;
 	if (ip6->nexthdr != IPPROTO_UDP)
 		return unlikely(ipv6_is_extension(ip6->nexthdr)) ? DNS_REASON_passed_ip_options : DNS_NOT_OURS;
 
-	pkt->sport = udp->source;
-	pkt->dport = udp->dest;
+	pkt->has_ports = 1;
+	pkt->sport = bpf_ntohs(udp->source);
+	pkt->dport = bpf_ntohs(udp->dest);
 	pkt->l4_off = ETH_HLEN + sizeof(*ip6);
 	pkt->dns_off = pkt->l4_off + sizeof(*udp);
 	payload = bpf_ntohs(ip6->payload_len);
 	pkt->dns_end = pkt->l4_off + payload;
-	if (unlikely(payload < sizeof(*udp) || (__u32)pkt->l4_off + payload > frame_length ||
-		     bpf_ntohs(udp->len) != payload))
+	if (unlikely(payload < sizeof(*udp) || pkt->dns_end > frame_length || bpf_ntohs(udp->len) != payload))
 		return DNS_REASON_passed_malformed;
 	return DNS_OK;
 }
@@ -108,7 +110,7 @@ static __always_inline enum dns_reason parse_ipv6(void *data, void *data_end, __
  * parse_udp - find the ports and the payload of a plain UDP packet
  *
  * Return: DNS_OK with ports and offsets set; DNS_NOT_OURS for what is not UDP; a passed_* reason for UDP that is not
- * plain, with dport set to 0 where the ports can't be read. The addresses are read by load_addrs().
+ * plain, with has_ports telling whether the ports could be read. The addresses are read by load_addrs().
  */
 static __always_inline enum dns_reason parse_udp(void *data, void *data_end, __u32 frame_length, struct dns_pkt *pkt)
 {

@@ -39,7 +39,8 @@ static __always_inline int rewrite_tc(struct __sk_buff *skb, const struct dns_pk
 	else
 		addr_diff = csum_diff(&pkt->src.words[3], &to->src.words[3], 1,
 				      csum_diff(&pkt->dst.words[3], &to->dst.words[3], 1, 0));
-	port_diff = csum_diff16(pkt->sport, to->sport, csum_diff16(pkt->dport, to->dport, 0));
+	port_diff = csum_diff16(bpf_htons(pkt->sport), bpf_htons(to->sport),
+				csum_diff16(bpf_htons(pkt->dport), bpf_htons(to->dport), 0));
 	if (to->opt_size_off)
 		port_diff = csum_diff16_at(to->opt_size_off - pkt->l4_off, pkt->opt_size_be, to->opt_size_be, port_diff);
 
@@ -52,8 +53,8 @@ static __always_inline int rewrite_tc(struct __sk_buff *skb, const struct dns_pk
 	udp = data + (pkt->l4_off & 0x3f);
 	if ((void *)(udp + 1) > data_end)
 		return -1;
-	udp->source = to->sport;
-	udp->dest = to->dport;
+	udp->source = bpf_htons(to->sport);
+	udp->dest = bpf_htons(to->dport);
 	if (pkt->v6) {
 		struct ipv6hdr *ip6 = data + ETH_HLEN;
 

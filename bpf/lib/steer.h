@@ -16,8 +16,8 @@
 struct dns_rewrite {
 	union addr src;
 	union addr dst;
-	__be16 sport;
-	__be16 dport;
+	__u16 sport;
+	__u16 dport;
 	__be16 opt_size_be;
 	__u16 opt_size_off; /* 0: leave EDNS alone */
 	__u32 ifindex;
@@ -47,11 +47,11 @@ static __always_inline enum dns_reason decide_query(const struct dns_pkt *pkt, c
 						    __u32 ifindex, bool local, struct dns_rewrite *to)
 {
 	struct dns_backend *backend = pick_backend(scratch, pkt->v6);
-	struct dns_flow_key key = {.id_be = pkt->id};
+	struct dns_flow_key key = {.id = pkt->id};
 	struct dns_flow flow = {
 		.question_hash = hash_question(scratch, config->question_seed),
-		.client_port_be = pkt->sport,
-		.listener_port_be = pkt->dport,
+		.client_port = pkt->sport,
+		.listener_port = pkt->dport,
 		.ifindex = ifindex,
 		.scope = scope,
 		.local = local,
@@ -60,7 +60,7 @@ static __always_inline enum dns_reason decide_query(const struct dns_pkt *pkt, c
 	if (!backend)
 		return DNS_REASON_passed_no_backend;
 	__builtin_memcpy(&key.endpoint, backend->addr, sizeof(key.endpoint));
-	key.endpoint_port_be = backend->port_be;
+	key.endpoint_port = backend->port;
 	flow.started_ns = bpf_ktime_get_ns();
 	__builtin_memcpy(&flow.client, &pkt->src, sizeof(flow.client));
 	__builtin_memcpy(&flow.listener, &pkt->dst, sizeof(flow.listener));
@@ -69,8 +69,8 @@ static __always_inline enum dns_reason decide_query(const struct dns_pkt *pkt, c
 
 	__builtin_memcpy(&to->src, backend->nat_addr, sizeof(to->src));
 	__builtin_memcpy(&to->dst, backend->addr, sizeof(to->dst));
-	to->sport = key.nat_port_be;
-	to->dport = backend->port_be;
+	to->sport = key.nat_port;
+	to->dport = backend->port;
 	to->ifindex = backend->out_ifindex;
 	to->local = 0;
 	to->opt_size_off = 0;
@@ -93,8 +93,8 @@ static __always_inline enum dns_reason decide_reply(void *data, void *data_end, 
 {
 	struct dnshdr *hdr = data + (pkt->dns_off & 0x7f);
 	struct dns_flow_key key = {
-		.endpoint_port_be = pkt->sport,
-		.nat_port_be = pkt->dport,
+		.endpoint_port = pkt->sport,
+		.nat_port = pkt->dport,
 	};
 	__u32 length = pkt->dns_end - pkt->dns_off;
 	struct dns_flow *flow;
@@ -103,7 +103,7 @@ static __always_inline enum dns_reason decide_reply(void *data, void *data_end, 
 	if ((void *)(hdr + 1) > data_end || length < sizeof(*hdr))
 		return DNS_NOT_OURS;
 	__builtin_memcpy(&key.endpoint, &pkt->src, sizeof(key.endpoint));
-	key.id_be = hdr->id;
+	key.id = bpf_ntohs(hdr->id);
 	flow = bpf_map_lookup_elem(&dns_flows, &key);
 	if (!flow)
 		return DNS_NOT_OURS;
@@ -125,8 +125,8 @@ static __always_inline enum dns_reason decide_reply(void *data, void *data_end, 
 
 	__builtin_memcpy(&to->src, flow->listener, sizeof(to->src));
 	__builtin_memcpy(&to->dst, flow->client, sizeof(to->dst));
-	to->sport = flow->listener_port_be;
-	to->dport = flow->client_port_be;
+	to->sport = flow->listener_port;
+	to->dport = flow->client_port;
 	to->ifindex = flow->ifindex;
 	to->local = flow->local;
 	to->opt_size_off = 0;

@@ -7,7 +7,8 @@
 
 /*
  * Everything in this file is shared with user space: bpf2go makes the Go types from it, and bpftool prints it by name.
- * Addresses are 16 bytes in network order, IPv4 as v4-mapped; fields that end in _be are big-endian; no implicit holes.
+ * Addresses are 16 bytes in network order, IPv4 as v4-mapped; ports and IDs are numbers, in the machine's byte order, so
+ * that a dump shows 53 and not 13568. No implicit holes.
  */
 
 #define DNS_NAME_MAX	     255 /* RFC 1035 section 3.1, octets of the wire form with the root label */
@@ -40,7 +41,7 @@ _Static_assert(sizeof(struct dns_config) == 56, "layout is shared with user spac
 
 struct dns_listener_key {
 	__u8 addr[16];
-	__be16 port_be;
+	__u16 port;
 	__u16 reserved;
 };
 _Static_assert(sizeof(struct dns_listener_key) == 20, "layout is shared with user space");
@@ -73,16 +74,16 @@ struct dns_backend {
 	__u8 addr[16];
 	__u8 nat_addr[16]; /* source address towards the endpoint: this host's, on out_ifindex */
 	__u32 out_ifindex;
-	__be16 port_be;
+	__u16 port;
 	__u16 reserved;
 };
 _Static_assert(sizeof(struct dns_backend) == 40, "layout is shared with user space");
 
 struct dns_flow_key {
 	__u8 endpoint[16];
-	__be16 endpoint_port_be;
-	__be16 nat_port_be;
-	__be16 id_be;
+	__u16 endpoint_port;
+	__u16 nat_port;
+	__u16 id;
 	__u16 reserved;
 };
 _Static_assert(sizeof(struct dns_flow_key) == 24, "layout is shared with user space");
@@ -92,8 +93,8 @@ struct dns_flow {
 	__u64 question_hash; /* seeded hash of QNAME (case folded) and QTYPE */
 	__u8 client[16];
 	__u8 listener[16]; /* the address that the client asked, and that the reply must come from */
-	__be16 client_port_be;
-	__be16 listener_port_be;
+	__u16 client_port;
+	__u16 listener_port;
 	__u32 ifindex; /* interface on which the query entered */
 	enum dns_scope scope;
 	__u8 local; /* 1: entered on lo, the reply is delivered to lo's ingress */

@@ -137,6 +137,10 @@ func fillDatapath(report *status.Report, c config.Config) {
 		return
 	}
 	programs, err := datapath.PinnedPrograms(c.BPFFS)
+	if errors.Is(err, os.ErrPermission) {
+		// Not everybody may look into the kernel; the daemon, where it answers, has looked for us.
+		return
+	}
 	if err != nil {
 		report.Problems = append(report.Problems, err.Error())
 		return

@@ -20,16 +20,18 @@ const selfTestTry = time.Second
 func (d *Daemon) selfTest(ctx context.Context) error {
 	server := d.listen[0]
 	name := dns.Fqdn(d.zones[0])
-	for {
+	reason := context.Cause(ctx)
+	for ctx.Err() == nil {
 		err := askSOA(ctx, server, name)
 		if err == nil {
 			return nil
 		}
-		if ctx.Err() != nil {
-			return fmt.Errorf("self-test: %s does not answer for %s within %s: %w: check that CoreDNS runs and that this host reaches it",
-				server, name, d.config.Wait, err)
+		if ctx.Err() == nil || reason == nil {
+			reason = err
 		}
 	}
+	return fmt.Errorf("self-test: %s does not answer for %s within %s: %w: check that CoreDNS runs and that this host reaches it",
+		server, name, d.config.Wait, reason)
 }
 
 var errUnhelpful = errors.New("unhelpful answer")

@@ -18,7 +18,7 @@ type dnsbpfDnsBackend struct {
 	Addr       [16]uint8
 	NatAddr    [16]uint8
 	OutIfindex uint32
-	PortBe     uint16
+	Port       uint16
 	Reserved   uint16
 }
 
@@ -66,49 +66,39 @@ type dnsbpfDnsCounters struct {
 }
 
 type dnsbpfDnsFlow struct {
-	_              structs.HostLayout
-	StartedNs      uint64
-	QuestionHash   uint64
-	Client         [16]uint8
-	Listener       [16]uint8
-	ClientPortBe   uint16
-	ListenerPortBe uint16
-	Ifindex        uint32
-	Scope          dnsbpfDnsScope
-	Local          uint8
-	Reserved       [3]uint8
+	_            structs.HostLayout
+	StartedNs    uint64
+	QuestionHash uint64
+	Client       [16]uint8
+	Listener     [16]uint8
+	ClientPort   uint16
+	ListenerPort uint16
+	Ifindex      uint32
+	Scope        uint32
+	Local        uint8
+	Reserved     [3]uint8
 }
 
 type dnsbpfDnsFlowKey struct {
-	_              structs.HostLayout
-	Endpoint       [16]uint8
-	EndpointPortBe uint16
-	NatPortBe      uint16
-	IdBe           uint16
-	Reserved       uint16
+	_            structs.HostLayout
+	Endpoint     [16]uint8
+	EndpointPort uint16
+	NatPort      uint16
+	Id           uint16
+	Reserved     uint16
 }
 
 type dnsbpfDnsListener struct {
 	_     structs.HostLayout
-	Scope dnsbpfDnsScope
+	Scope uint32
 }
 
 type dnsbpfDnsListenerKey struct {
 	_        structs.HostLayout
 	Addr     [16]uint8
-	PortBe   uint16
+	Port     uint16
 	Reserved uint16
 }
-
-type dnsbpfDnsScope uint32
-
-const (
-	dnsbpfDnsScopeDNS_SCOPE_HOST        dnsbpfDnsScope = 0
-	dnsbpfDnsScopeDNS_SCOPE_KUBESWITCH  dnsbpfDnsScope = 1
-	dnsbpfDnsScopeDNS_SCOPE_POD         dnsbpfDnsScope = 2
-	dnsbpfDnsScopeDNS_SCOPE_TRANSPARENT dnsbpfDnsScope = 3
-	dnsbpfDnsScopeDNS_SCOPE_MAX         dnsbpfDnsScope = 4
-)
 
 type dnsbpfDnsScratch struct {
 	_          structs.HostLayout
@@ -144,7 +134,7 @@ const (
 	dnsbpfProgDnsFromBackend = "dns_from_backend"
 	dnsbpfProgDnsFromClient  = "dns_from_client"
 	dnsbpfProgDnsFromHost    = "dns_from_host"
-	dnsbpfVarCfgDnsPortBe    = "cfg_dns_port_be"
+	dnsbpfVarCfgDnsPort      = "cfg_dns_port"
 	dnsbpfVarCfgEdnsSizeMax  = "cfg_edns_size_max"
 	dnsbpfVarCfgQuerySizeMax = "cfg_query_size_max"
 )
@@ -213,7 +203,7 @@ type dnsbpfMapSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type dnsbpfVariableSpecs struct {
-	CfgDnsPortBe    *ebpf.VariableSpec `ebpf:"cfg_dns_port_be"`
+	CfgDnsPort      *ebpf.VariableSpec `ebpf:"cfg_dns_port"`
 	CfgEdnsSizeMax  *ebpf.VariableSpec `ebpf:"cfg_edns_size_max"`
 	CfgQuerySizeMax *ebpf.VariableSpec `ebpf:"cfg_query_size_max"`
 }
@@ -263,7 +253,7 @@ func (m *dnsbpfMaps) Close() error {
 //
 // It can be passed to loadDnsbpfObjects or ebpf.CollectionSpec.LoadAndAssign.
 type dnsbpfVariables struct {
-	CfgDnsPortBe    *ebpf.Variable `ebpf:"cfg_dns_port_be"`
+	CfgDnsPort      *ebpf.Variable `ebpf:"cfg_dns_port"`
 	CfgEdnsSizeMax  *ebpf.Variable `ebpf:"cfg_edns_size_max"`
 	CfgQuerySizeMax *ebpf.Variable `ebpf:"cfg_query_size_max"`
 }

@@ -38,7 +38,7 @@ type Listener struct {
 }
 
 func listenerKey(address netip.AddrPort) dnsbpfDnsListenerKey {
-	return dnsbpfDnsListenerKey{Addr: address.Addr().As16(), PortBe: swap16(address.Port())}
+	return dnsbpfDnsListenerKey{Addr: address.Addr().As16(), Port: address.Port()}
 }
 
 // ReplaceListeners makes the given addresses the intercepted ones. New ones are added before old ones go.

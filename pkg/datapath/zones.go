@@ -6,7 +6,6 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"math/bits"
 	"net/netip"
 	"slices"
 	"strings"
@@ -167,7 +166,7 @@ func (d *Datapath) writeGroup(group uint32, backends []Backend) (counts backendC
 			Addr:       address.As16(),
 			NatAddr:    backend.NATAddress.As16(),
 			OutIfindex: backend.Ifindex,
-			PortBe:     swap16(backend.Address.Port()),
+			Port:       backend.Address.Port(),
 		}
 		if err := d.objects.DnsBackends.Put(key, value); err != nil {
 			return counts, fmt.Errorf("write endpoint %s to map dns_backends: %w", backend.Address, err)
@@ -194,6 +193,3 @@ func newestGroup(backends *ebpf.Map) (newest uint32, err error) {
 	}
 	return newest, nil
 }
-
-// swap16 converts a port between host and network order: the object is built for little-endian machines.
-func swap16(port uint16) uint16 { return bits.ReverseBytes16(port) }
