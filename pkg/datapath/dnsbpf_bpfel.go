@@ -74,7 +74,7 @@ type dnsbpfDnsFlow struct {
 	ClientPort   uint16
 	ListenerPort uint16
 	Ifindex      uint32
-	Scope        uint32
+	Scope        dnsbpfDnsScope
 	Local        uint8
 	Reserved     [3]uint8
 }
@@ -90,7 +90,7 @@ type dnsbpfDnsFlowKey struct {
 
 type dnsbpfDnsListener struct {
 	_     structs.HostLayout
-	Scope uint32
+	Scope dnsbpfDnsScope
 }
 
 type dnsbpfDnsListenerKey struct {
@@ -99,6 +99,16 @@ type dnsbpfDnsListenerKey struct {
 	Port     uint16
 	Reserved uint16
 }
+
+type dnsbpfDnsScope uint32
+
+const (
+	dnsbpfDnsScopeDNS_SCOPE_HOST        dnsbpfDnsScope = 0
+	dnsbpfDnsScopeDNS_SCOPE_KUBESWITCH  dnsbpfDnsScope = 1
+	dnsbpfDnsScopeDNS_SCOPE_POD         dnsbpfDnsScope = 2
+	dnsbpfDnsScopeDNS_SCOPE_TRANSPARENT dnsbpfDnsScope = 3
+	dnsbpfDnsScopeDNS_SCOPE_MAX         dnsbpfDnsScope = 4
+)
 
 type dnsbpfDnsScratch struct {
 	_          structs.HostLayout
