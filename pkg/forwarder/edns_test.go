@@ -5,6 +5,7 @@ import (
 	"encoding/hex"
 	"fmt"
 	"strings"
+	"sync/atomic"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -183,7 +184,12 @@ func TestRecordsUnchanged(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	var atEnd, inFront bool
+	const (
+		noOPT = iota
+		optAtEnd
+		optInFront // of another record
+	)
+	var form atomic.Int32 // of the server's reply
 	p := newPeer(t, func(q *peerQuery) {
 		var question question
 		if err := question.parse(q.raw); err != nil {
@@ -195,12 +201,12 @@ func TestRecordsUnchanged(t *testing.T) {
 		setCount(reply, sectionAnswer, 2)
 		setCount(reply, sectionAdditional, 0)
 		reply = append(reply, records...)
-		switch {
-		case atEnd:
+		switch form.Load() {
+		case optAtEnd:
 			setCount(reply, sectionAdditional, 1)
 			reply = append(reply, opt...)
 			reply = append(reply, "garbage"...)
-		case inFront: // another record behind OPT
+		case optInFront:
 			setCount(reply, sectionAdditional, 2)
 			reply = append(reply, opt...)
 			reply = append(reply, 0, 0, 1, 0, 1, 0, 0, 0, 5, 0, 4, 192, 0, 2, 1)
@@ -214,18 +220,18 @@ func TestRecordsUnchanged(t *testing.T) {
 		if edns {
 			want = append(append([]byte(nil), records...), appendOPT(nil, 0, false, nil)...)
 		}
-		for _, atEnd = range []bool{false, true} {
+		for _, f := range []int32{noOPT, optAtEnd} {
+			form.Store(f)
 			got := dial(t, s, "udp").ask(raw)
 			if end := headerLen + len("www.example.org.") + 1 + 4; !bytes.Equal(got[end:], want) {
-				t.Errorf("EDNS %v, server's OPT %v: records\n%x, want\n%x", edns, atEnd, got[end:], want)
+				t.Errorf("EDNS %v, form %d: records\n%x, want\n%x", edns, f, got[end:], want)
 			}
 		}
-		atEnd, inFront = false, true
+		form.Store(optInFront)
 		m := unpack(t, dial(t, s, "udp").ask(raw))
 		if len(m.Answer) != 2 || (m.IsEdns0() != nil) != edns || m.Extra[0].Header().Rrtype != dns.TypeA {
 			t.Errorf("with OPT in front, EDNS %v:\n%v", edns, m)
 		}
-		inFront = false
 	}
 }
 

@@ -175,6 +175,14 @@ func TestTruncatedFromCluster(t *testing.T) {
 	}
 }
 
+// hasty makes a server turn to the next one soon.
+func hasty(s *Server) {
+	s.policy.headStart, s.policy.patience = 10*time.Millisecond, 10*time.Millisecond
+}
+
+// inAnHour makes the bound of the exchange out of a test's reach.
+func inAnHour(o *Options) { o.Timeout = time.Hour }
+
 func TestDeadFirstUpstream(t *testing.T) {
 	refusing, live := deadAddr(t), newPeer(t, answerTXT("live"))
 	r := external(live)
@@ -199,8 +207,7 @@ func TestDeadFirstUpstream(t *testing.T) {
 // of it but the head start.
 func TestSilentFirstUpstream(t *testing.T) {
 	first, second := newPeer(t, silent), newPeer(t, answerTXT("second"))
-	s := start(t, external(first, second), func(o *Options) { o.Timeout = time.Hour })
-	s.policy.headStart = 10 * time.Millisecond
+	s := startTuned(t, external(first, second), hasty, inAnHour)
 	for range 5 {
 		wantText(t, ask(t, s, "www.example.org."), "second")
 	}
@@ -215,8 +222,7 @@ func TestSlowUpstreamStillWins(t *testing.T) {
 	secondAsked := make(chan struct{})
 	first := newPeer(t, func(q *peerQuery) { <-secondAsked; answerTXT("slow")(q) })
 	second := newPeer(t, func(*peerQuery) { close(secondAsked) })
-	s := start(t, external(first, second), func(o *Options) { o.Timeout = time.Hour })
-	s.policy.headStart = 10 * time.Millisecond
+	s := startTuned(t, external(first, second), hasty, inAnHour)
 	wantText(t, ask(t, s, "www.example.org."), "slow")
 }
 
@@ -227,8 +233,7 @@ func TestLostPacketIsSentAgain(t *testing.T) {
 			answerTXT("second try")(q)
 		}
 	})
-	s := start(t, external(p), func(o *Options) { o.Timeout = time.Hour })
-	s.policy.headStart = 10 * time.Millisecond
+	s := startTuned(t, external(p), hasty, inAnHour)
 	wantText(t, ask(t, s, "www.example.org."), "second try")
 }
 
@@ -240,10 +245,11 @@ func TestServerComesBack(t *testing.T) {
 		}
 	})
 	second := newPeer(t, answerTXT("second"))
-	s := start(t, external(first, second), func(o *Options) { o.Timeout = 2 * time.Second })
-	s.policy.headStart = 5 * time.Millisecond
-	s.policy.minPause = time.Millisecond
-	s.policy.maxPause = 50 * time.Millisecond
+	s := startTuned(t, external(first, second), func(s *Server) {
+		hasty(s)
+		s.policy.minPause = time.Millisecond
+		s.policy.maxPause = 50 * time.Millisecond
+	}, func(o *Options) { o.Timeout = 2 * time.Second })
 	for s.routes.Load().upstreams.servers[0].healthy() {
 		wantText(t, ask(t, s, "www.example.org."), "second")
 	}
@@ -361,8 +367,7 @@ func TestBestErrorReply(t *testing.T) {
 		t.Errorf("%d failures: the SERVFAIL is not ours", n)
 	}
 	// A silent server does not keep an answer back that is there.
-	s = start(t, external(newPeer(t, silent), newPeer(t, answerRcode(dns.RcodeRefused))), func(o *Options) { o.Timeout = time.Hour })
-	s.policy.headStart, s.policy.patience = 5*time.Millisecond, 5*time.Millisecond
+	s = startTuned(t, external(newPeer(t, silent), newPeer(t, answerRcode(dns.RcodeRefused))), hasty, inAnHour)
 	wantRcode(t, ask(t, s, "www.example.org."), dns.RcodeRefused)
 }
 

@@ -173,6 +173,12 @@ func deadAddr(t testing.TB) netip.AddrPort {
 // start returns a listening server with the given routes.
 func start(t testing.TB, r Routes, change ...func(*Options)) *Server {
 	t.Helper()
+	return startTuned(t, r, func(*Server) {}, change...)
+}
+
+// startTuned does so after tune has changed what is no option.
+func startTuned(t testing.TB, r Routes, tune func(*Server), change ...func(*Options)) *Server {
+	t.Helper()
 	opts := Options{Listen: []netip.AddrPort{netip.MustParseAddrPort("127.0.0.1:0")}, Timeout: 4 * time.Second}
 	for _, c := range change {
 		c(&opts)
@@ -181,6 +187,7 @@ func start(t testing.TB, r Routes, change ...func(*Options)) *Server {
 	if err != nil {
 		t.Fatal(err)
 	}
+	tune(s)
 	if err := s.SetRoutes(r); err != nil {
 		t.Fatal(err)
 	}
@@ -244,7 +251,7 @@ func (c *client) receive() []byte {
 		}
 		return raw
 	}
-	buf := make([]byte, maxMessage)
+	buf := make([]byte, bufferSize)
 	n, err := c.conn.Read(buf)
 	if err != nil {
 		c.t.Fatal("no answer:", err)

@@ -212,14 +212,16 @@ func TestSetRoutesWhileServing(t *testing.T) {
 
 // TestLoopRedirect: a redirect returns our own query to us.
 func TestLoopRedirect(t *testing.T) {
-	var s *Server
-	p := newPeer(t, func(q *peerQuery) { q.reply(askRaw(t, s, q.raw)) })
-	s = start(t, external(p))
+	target := make(chan netip.AddrPort, 1)
+	p := newPeer(t, func(q *peerQuery) { q.reply(askRaw(t, target, q.raw)) })
+	s := start(t, external(p))
+	target <- s.Addrs()[0]
 	m := ask(t, s, "www.example.org.")
 	wantRcode(t, m, dns.RcodeServerFailure)
 	if st := s.Stats(); st.Loops != 1 || p.udp.Load() != 1 {
 		t.Errorf("%d loops, %d queries to the upstream", st.Loops, p.udp.Load())
 	}
+	shutdown(t, s)
 	if n := len(s.loops.out); n != 0 {
 		t.Errorf("%d keys left", n)
 	}
@@ -228,18 +230,18 @@ func TestLoopRedirect(t *testing.T) {
 // TestLoopForwarder: the upstream asks us under IDs of its own, so nothing but
 // the number of equal questions tells that it is a loop.
 func TestLoopForwarder(t *testing.T) {
-	var s *Server
+	target := make(chan netip.AddrPort, 1)
 	p := newPeer(t, func(q *peerQuery) {
 		m := q.msg()
 		id := m.Id
 		m.Id = dns.Id()
-		r := unpack(t, askRaw(t, s, pack(t, m)))
+		r := unpack(t, askRaw(t, target, pack(t, m)))
 		r.Id = id
 		q.replyMsg(r)
 	})
-	s = start(t, external(p), func(o *Options) { o.Timeout = time.Minute })
 	const limit = 5
-	s.loops.limit = limit
+	s := startTuned(t, external(p), func(s *Server) { s.loops.limit = limit }, inAnHour)
+	target <- s.Addrs()[0]
 	m := dial(t, s, "udp").askMsg(query("www.example.org.", true))
 	wantRcode(t, m, dns.RcodeServerFailure)
 	if st := s.Stats(); st.Loops != 1 || p.udp.Load() != limit {
@@ -247,8 +249,11 @@ func TestLoopForwarder(t *testing.T) {
 	}
 }
 
-func askRaw(t testing.TB, s *Server, raw []byte) []byte {
-	conn, err := net.Dial("udp", s.Addrs()[0].String())
+// askRaw asks the server whose address waits in target, and puts it back.
+func askRaw(t testing.TB, target chan netip.AddrPort, raw []byte) []byte {
+	addr := <-target
+	target <- addr
+	conn, err := net.Dial("udp", addr.String())
 	if err != nil {
 		t.Error(err)
 		return nil
