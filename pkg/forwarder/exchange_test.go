@@ -2,12 +2,18 @@ package forwarder
 
 import (
 	"net"
+	"net/netip"
+	"os"
 	"strings"
 	"sync/atomic"
+	"syscall"
 	"testing"
 	"time"
 
 	"github.com/miekg/dns"
+	"go.uber.org/zap"
+	"go.uber.org/zap/zapcore"
+	"go.uber.org/zap/zaptest/observer"
 )
 
 func TestRouting(t *testing.T) {
@@ -285,6 +291,62 @@ func TestStrikeIsForgivenByALaterReply(t *testing.T) {
 	}
 	if _, probe := u.state(time.Now().Add(2 * time.Hour)); probe {
 		t.Error("probed twice at a time")
+	}
+}
+
+func TestProbePauseDoubles(t *testing.T) {
+	u := newUpstream(deadAddr(t), &healthPolicy{strikes: 1, minPause: time.Second, maxPause: 3 * time.Second})
+	u.strike(time.Now())
+	for _, want := range []time.Duration{time.Second, 2 * time.Second, 3 * time.Second, 3 * time.Second} {
+		if u.pause != want {
+			t.Errorf("pause %v, want %v", u.pause, want)
+		}
+		u.probeFailed()
+	}
+	u.answered()
+	if u.probeFailed(); !u.healthy() || u.pause != 0 {
+		t.Error("a late report of a probe puts a live server aside")
+	}
+}
+
+// TestLog: one line when a server is put aside and one when it is back, and
+// one per query at debug level only.
+func TestLog(t *testing.T) {
+	for _, level := range []zapcore.Level{zap.DebugLevel, zap.InfoLevel} {
+		t.Run(level.String(), func(t *testing.T) {
+			core, logs := observer.New(level)
+			dead := deadAddr(t)
+			s := startTuned(t, Routes{Upstreams: []netip.AddrPort{dead}}, func(s *Server) { s.policy.minPause = time.Nanosecond },
+				func(o *Options) { o.Logger = zap.New(core) })
+			for range 5 {
+				wantRcode(t, ask(t, s, "www.example.org."), dns.RcodeServerFailure)
+			}
+			aside := logs.FilterMessage("upstream put aside").All()
+			if len(aside) != 1 || aside[0].ContextMap()["upstream"] != dead.String() || aside[0].ContextMap()["reason"] != "connection refused" {
+				t.Errorf("lines of servers put aside: %v", aside)
+			}
+			failed := logs.FilterMessage("query failed").All()
+			if want := map[zapcore.Level]int{zap.DebugLevel: 5}[level]; len(failed) != want {
+				t.Fatalf("%d lines of failed queries, want %d", len(failed), want)
+			}
+			for _, l := range failed {
+				if l.ContextMap()["qname"] != "www.example.org." {
+					t.Errorf("line %v", l.ContextMap())
+				}
+			}
+		})
+	}
+}
+
+func TestOurFaultIsNoStrike(t *testing.T) {
+	for err, want := range map[error]bool{
+		&net.OpError{Op: "dial", Err: os.NewSyscallError("socket", syscall.EMFILE)}:         true,
+		&net.OpError{Op: "read", Err: os.NewSyscallError("recvfrom", syscall.ECONNREFUSED)}: false,
+		errTimeout: false,
+	} {
+		if got := isOurFault(err); got != want {
+			t.Errorf("%v: %v, want %v", err, got, want)
+		}
 	}
 }
 

@@ -30,8 +30,12 @@ func FuzzHandle(f *testing.F) {
 	}
 	f.Add([]byte{}, true)
 	p := newPeer(f, func(q *peerQuery) {
-		reply := bytes.ToUpper(q.raw)
-		copy(reply[:headerLen], q.raw)
+		reply := bytes.Clone(q.raw)
+		for i, b := range reply[headerLen:] {
+			if 'a' <= b && b <= 'z' {
+				reply[headerLen+i] = b - 'a' + 'A'
+			}
+		}
 		setFlags(reply, flags(reply)|flagQR)
 		q.reply(reply)
 	})

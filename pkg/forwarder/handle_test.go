@@ -2,8 +2,10 @@ package forwarder
 
 import (
 	"encoding/hex"
+	"net"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/miekg/dns"
 )
@@ -18,16 +20,18 @@ func unhex(t testing.TB, s string) []byte {
 	return b
 }
 
-// TestOddMessages sends what is no proper query. An empty want means no
-// answer: the next query's answer is the first to come.
-func TestOddMessages(t *testing.T) {
+// oddMessage is what is no proper query, and the answer, in hexadecimal. An
+// empty want means no answer.
+type oddMessage struct{ name, in, want string }
+
+func oddMessages() []oddMessage {
 	const (
 		name  = "03777777 076578616d706c65 036f7267 00"
 		q     = name + "0010 0001"
 		inQ   = "0178 07636c7573746572 056c6f63616c 00 0010 0001"
 		short = "1234 0120 0001 0000 0000 0000"
 	)
-	tests := []struct{ name, in, want string }{
+	return []oddMessage{
 		{"empty", "", ""},
 		{"one octet", "12", ""},
 		{"11 octets", "1234 0120 0001 0000 0000 00", ""},
@@ -67,9 +71,12 @@ func TestOddMessages(t *testing.T) {
 		{"OPT in answer", "1234 0120 0001 0001 0000 0000" + q + "00 0029 1000 00000000 0000", "1234 8121 0001 0000 0000 0000" + q},
 		{"OPT with a name", "1234 0120 0001 0000 0000 0001" + q + "0161 00 0029 1000 00000000 0000", "1234 8121 0001 0000 0000 0000" + q},
 	}
-	p := newPeer(t, answerTXT("asked"))
-	s := start(t, external(p))
-	for _, tt := range tests {
+}
+
+// TestOddMessages: where no answer is due, the next query's is the first.
+func TestOddMessages(t *testing.T) {
+	s := start(t, external(newPeer(t, answerTXT("asked"))))
+	for _, tt := range oddMessages() {
 		t.Run(tt.name, func(t *testing.T) {
 			for _, network := range []string{"udp", "tcp"} {
 				before := s.Stats().Malformed
@@ -83,6 +90,63 @@ func TestOddMessages(t *testing.T) {
 				if n := s.Stats().Malformed - before; n != 1 {
 					t.Errorf("%s: counted %d times", network, n)
 				}
+			}
+		})
+	}
+}
+
+// TestOddMessagesLikeMiekg runs the same through the server of miekg/dns, which
+// is CoreDNS' own. Where we differ on purpose, the reason is given.
+func TestOddMessagesLikeMiekg(t *testing.T) {
+	const lenient = "miekg/dns reads on; a message that is not what its header says is malformed"
+	differs := map[string]string{
+		"NOTIFY":                  "no secondary here",
+		"no question":             lenient,
+		"no type":                 lenient,
+		"no class":                lenient,
+		"pointer into the header": lenient,
+		"ANCOUNT 1 without":       lenient,
+		"OPT twice":               "RFC 6891 section 6.1.1",
+		"OPT in answer":           "RFC 6891 section 6.1.1",
+		"OPT with a name":         "RFC 6891 section 6.1.2",
+	}
+	conn, err := net.ListenPacket("udp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	started, stopped := make(chan struct{}), make(chan struct{})
+	server := &dns.Server{
+		PacketConn:        conn,
+		NotifyStartedFunc: func() { close(started) },
+		Handler: dns.HandlerFunc(func(w dns.ResponseWriter, m *dns.Msg) {
+			w.WriteMsg(new(dns.Msg).SetReply(m))
+		}),
+	}
+	go func() { defer close(stopped); server.ActivateAndServe() }()
+	<-started
+	defer func() { server.Shutdown(); <-stopped }()
+
+	probe := pack(t, query("www.example.org.", false))
+	for _, tt := range oddMessages() {
+		t.Run(tt.name, func(t *testing.T) {
+			udp, err := net.Dial("udp", conn.LocalAddr().String())
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer udp.Close()
+			udp.SetDeadline(time.Now().Add(patience))
+			c := &client{t: t, conn: udp}
+			c.send(unhex(t, tt.in))
+			if tt.want == "" {
+				c.send(probe)
+			}
+			want := strings.ReplaceAll(tt.want, " ", "")
+			got := hex.EncodeToString(c.receive())
+			if tt.want == "" && got[:4] == hex.EncodeToString(probe[:2]) {
+				got = ""
+			}
+			if why := differs[tt.name]; (got == want) != (why == "") {
+				t.Errorf("miekg/dns answers\n%s, we\n%s; on purpose: %q", got, want, why)
 			}
 		})
 	}
