@@ -186,9 +186,6 @@ func hasty(s *Server) {
 	s.policy.headStart, s.policy.patience = 10*time.Millisecond, 10*time.Millisecond
 }
 
-// inAnHour makes the bound of the exchange out of a test's reach.
-func inAnHour(o *Options) { o.Timeout = time.Hour }
-
 func TestDeadFirstUpstream(t *testing.T) {
 	refusing, live := deadAddr(t), newPeer(t, answerTXT("live"))
 	r := external(live)
@@ -213,7 +210,7 @@ func TestDeadFirstUpstream(t *testing.T) {
 // of it but the head start.
 func TestSilentFirstUpstream(t *testing.T) {
 	first, second := newPeer(t, silent), newPeer(t, answerTXT("second"))
-	s := startTuned(t, external(first, second), hasty, inAnHour)
+	s := startTuned(t, external(first, second), hasty)
 	for range 5 {
 		wantText(t, ask(t, s, "www.example.org."), "second")
 	}
@@ -228,7 +225,7 @@ func TestSlowUpstreamStillWins(t *testing.T) {
 	secondAsked := make(chan struct{})
 	first := newPeer(t, func(q *peerQuery) { <-secondAsked; answerTXT("slow")(q) })
 	second := newPeer(t, func(*peerQuery) { close(secondAsked) })
-	s := startTuned(t, external(first, second), hasty, inAnHour)
+	s := startTuned(t, external(first, second), hasty)
 	wantText(t, ask(t, s, "www.example.org."), "slow")
 }
 
@@ -239,7 +236,7 @@ func TestLostPacketIsSentAgain(t *testing.T) {
 			answerTXT("second try")(q)
 		}
 	})
-	s := startTuned(t, external(p), hasty, inAnHour)
+	s := startTuned(t, external(p), hasty)
 	wantText(t, ask(t, s, "www.example.org."), "second try")
 }
 
@@ -429,7 +426,7 @@ func TestBestErrorReply(t *testing.T) {
 		t.Errorf("%d failures: the SERVFAIL is not ours", n)
 	}
 	// A silent server does not keep an answer back that is there.
-	s = startTuned(t, external(newPeer(t, silent), newPeer(t, answerRcode(dns.RcodeRefused))), hasty, inAnHour)
+	s = startTuned(t, external(newPeer(t, silent), newPeer(t, answerRcode(dns.RcodeRefused))), hasty)
 	wantRcode(t, ask(t, s, "www.example.org."), dns.RcodeRefused)
 }
 

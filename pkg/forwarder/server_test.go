@@ -156,7 +156,7 @@ func TestShutdownDrains(t *testing.T) {
 func TestShutdownGivesUp(t *testing.T) {
 	asked := make(chan struct{}, 8)
 	p := newPeer(t, func(*peerQuery) { asked <- struct{}{} })
-	s := start(t, external(p), func(o *Options) { o.Timeout = time.Hour })
+	s := start(t, external(p))
 	dial(t, s, "udp").send(pack(t, query("www.example.org.", false)))
 	<-asked
 	ctx, cancel := context.WithCancel(t.Context())
@@ -180,33 +180,24 @@ func TestShutdownWithoutListen(t *testing.T) {
 // TestSetRoutesWhileServing switches between two tables under load: each
 // answer is from one of the two.
 func TestSetRoutesWhileServing(t *testing.T) {
-	a, b := newPeer(t, answerTXT("a")), newPeer(t, answerTXT("b"))
-	s := start(t, cluster(a))
+	tables := []Routes{cluster(newPeer(t, answerTXT("a"))), cluster(newPeer(t, answerTXT("b")))}
+	s := start(t, tables[0])
 	var wg sync.WaitGroup
+	defer wg.Wait()
 	for range 4 {
 		c := dial(t, s, "udp")
 		wg.Go(func() {
-			for range 200 {
-				m := c.askMsg(query("x.cluster.local.", false))
-				if got := text(m); got != "a" && got != "b" {
-					t.Errorf("answer %q:\n%v", got, m)
-					return
+			for i := range 200 {
+				if err := s.SetRoutes(tables[i%2]); err != nil {
+					t.Error(err)
 				}
+				c.send(pack(t, query("x.cluster.local.", false)))
+				if got := text(unpack(t, c.receive())); got != "a" && got != "b" {
+					t.Errorf("answer %q", got)
+				}
+				_ = s.Stats()
 			}
 		})
-	}
-	done := make(chan struct{})
-	go func() { wg.Wait(); close(done) }()
-	for i := 0; ; i++ {
-		select {
-		case <-done:
-			return
-		default:
-		}
-		if err := s.SetRoutes(cluster([]*peer{a, b}[i%2])); err != nil {
-			t.Fatal(err)
-		}
-		_ = s.Stats()
 	}
 }
 
@@ -240,7 +231,7 @@ func TestLoopForwarder(t *testing.T) {
 		q.replyMsg(r)
 	})
 	const limit = 5
-	s := startTuned(t, external(p), func(s *Server) { s.loops.limit = limit }, inAnHour)
+	s := startTuned(t, external(p), func(s *Server) { s.loops.limit = limit })
 	target <- s.Addrs()[0]
 	m := dial(t, s, "udp").askMsg(query("www.example.org.", true))
 	wantRcode(t, m, dns.RcodeServerFailure)
