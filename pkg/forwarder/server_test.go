@@ -201,20 +201,26 @@ func TestSetRoutesWhileServing(t *testing.T) {
 	}
 }
 
-// TestLoopRedirect: a redirect returns our own query to us.
+// TestLoopRedirect: our own packet returns to us, as by a redirect on the way.
+// Here the server is its own upstream, which SetRoutes would refuse.
 func TestLoopRedirect(t *testing.T) {
-	target := make(chan netip.AddrPort, 1)
-	p := newPeer(t, func(q *peerQuery) { q.reply(askRaw(t, target, q.raw)) })
-	s := start(t, external(p))
-	target <- s.Addrs()[0]
-	m := ask(t, s, "www.example.org.")
-	wantRcode(t, m, dns.RcodeServerFailure)
-	if st := s.Stats(); st.Loops != 1 || p.udp.Load() != 1 {
-		t.Errorf("%d loops, %d queries to the upstream", st.Loops, p.udp.Load())
-	}
-	shutdown(t, s)
-	if n := len(s.loops.out); n != 0 {
-		t.Errorf("%d keys left", n)
+	for _, network := range []string{"udp", "tcp"} {
+		t.Run(network, func(t *testing.T) {
+			s := start(t, external())
+			routes, err := newTable(Routes{Upstreams: s.Addrs()}, nil, nil, &s.policy)
+			if err != nil {
+				t.Fatal(err)
+			}
+			s.routes.Store(routes)
+			wantRcode(t, dial(t, s, network).askMsg(query("www.example.org.", false)), dns.RcodeServerFailure)
+			shutdown(t, s)
+			if st := s.Stats(); st.Loops != 1 || st.Failures != 1 || st.External != 2 {
+				t.Errorf("stats %+v, want the query, and the one that came back", st)
+			}
+			if n := len(s.loops.out); n != 0 {
+				t.Errorf("%d keys left", n)
+			}
+		})
 	}
 }
 
@@ -265,28 +271,30 @@ func TestLoopGuard(t *testing.T) {
 	local := netip.MustParseAddr("172.19.1.1")
 	g := newLoopGuard(3, func(a netip.Addr) bool { return a == local })
 	remote, other := netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("192.0.2.2")
-	keys := g.leaves(1, 10, remote)
-	keysLocal := g.leaves(2, 20, local)
+	socket := netip.AddrPortFrom(local, 40000)
+	keys := g.leaves(1, socket, remote)
+	keysLocal := g.leaves(2, netip.AddrPortFrom(local, 40001), local)
 	for _, tt := range []struct {
 		name     string
 		question uint64
-		id       uint16
-		from     netip.Addr
+		from     netip.AddrPort
 		want     bool
 	}{
-		{"same message", 1, 10, other, true},
-		{"from the server", 1, 11, remote, true},
-		{"from somebody else", 1, 11, other, false},
-		{"other question", 3, 10, remote, false},
-		{"from this host", 2, 21, local, false},
+		{"from our socket", 1, socket, true},
+		{"from our socket, mapped", 1, netip.MustParseAddrPort("[::ffff:172.19.1.1]:40000"), true},
+		{"from our host", 1, netip.AddrPortFrom(local, 5000), false},
+		{"from the server", 1, netip.AddrPortFrom(remote, 5000), true},
+		{"from somebody else", 1, netip.AddrPortFrom(other, 5000), false},
+		{"other question", 3, netip.AddrPortFrom(remote, 5000), false},
+		{"from this host, where the server is", 2, netip.AddrPortFrom(local, 5000), false},
 	} {
-		if got := g.comesBack(tt.question, tt.id, tt.from); got != tt.want {
+		if got := g.comesBack(tt.question, tt.from); got != tt.want {
 			t.Errorf("%s: %v, want %v", tt.name, got, tt.want)
 		}
 	}
 	g.back(keys)
 	g.back(keysLocal)
-	if g.comesBack(1, 10, remote) || len(g.out) != 0 {
+	if g.comesBack(1, socket) || len(g.out) != 0 {
 		t.Errorf("left over: %v", g.out)
 	}
 }
