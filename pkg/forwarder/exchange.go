@@ -111,7 +111,9 @@ func (r *race) run(ctx context.Context) (*response, error) {
 			}
 			if r.started > r.struck {
 				last := (r.started - 1) % len(r.order)
-				r.order[last].strike(r.sent[last])
+				if errors.Is(r.errs[last], errTimeout) { // nothing worse was heard of it
+					r.s.strike(r.order[last], r.sent[last], errTimeout)
+				}
 				r.struck = r.started
 			}
 			if r.started < rounds*len(r.order) {
@@ -194,8 +196,8 @@ func (s *Server) try(ctx context.Context, u *upstream, out *outgoing) (*response
 	switch {
 	case err == nil || errors.Is(err, errBadReply):
 		u.answered()
-	case ctx.Err() == nil: // else silence: the race, which knows how long, strikes
-		u.strike(sent)
+	case ctx.Err() == nil && !isOurFault(err): // silence is for the race to judge
+		s.strike(u, sent, shorten(err))
 	}
 	if err != nil {
 		if ce := s.log.Check(zap.DebugLevel, "upstream failed"); ce != nil {
@@ -204,6 +206,23 @@ func (s *Server) try(ctx context.Context, u *upstream, out *outgoing) (*response
 		return nil, shorten(err)
 	}
 	return res, nil
+}
+
+// strike notes a failure of u, and tells when it puts u aside.
+func (s *Server) strike(u *upstream, sent time.Time, reason error) {
+	if u.strike(sent) {
+		s.log.Warn("upstream put aside", zap.Stringer("upstream", u.addr), zap.NamedError("reason", reason))
+	}
+}
+
+// isOurFault reports whether err says that this host has run out of something.
+func isOurFault(err error) bool {
+	for _, ours := range []error{syscall.EMFILE, syscall.ENFILE, syscall.ENOBUFS, syscall.ENOMEM, syscall.EADDRNOTAVAIL} {
+		if errors.Is(err, ours) {
+			return true
+		}
+	}
+	return false
 }
 
 // ask mirrors the client's transport. A truncated reply to an external query

@@ -114,7 +114,7 @@ func (s *Server) resolve(ctx context.Context, c *clientQuery) ([]byte, failure) 
 		return nil, failNoUpstream()
 	}
 	hash := s.loops.hash(&c.question)
-	if s.loops.comesBack(hash, messageID(c.raw), c.from.Addr()) {
+	if s.loops.comesBack(hash, c.from) {
 		s.counters.loops.Add(1)
 		return nil, failLoop()
 	}

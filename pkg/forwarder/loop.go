@@ -9,11 +9,12 @@ import (
 // loopGuard knows the questions that are with a server at the moment, to
 // notice one that comes back. It is safe for concurrent use.
 //
-// Three signs are looked for. A redirect on the way returns the very message:
-// same ID, same question. A server that forwards to us asks, from its own
-// address, what it was just asked. And where neither is to be told from an
-// honest client (both ends on one host), the number of equal questions is
-// bounded, so that a loop can't grow without limit.
+// Three signs are looked for. A redirect on the way returns the very packet,
+// from the socket that we sent it from. A server that forwards to us asks, from
+// its own address, what it was just asked. And where neither is to be told from
+// an honest client (both ends on one host), the number of equal questions is
+// bounded, so that a loop can't grow without limit. An equal ID is no sign: of
+// many honest queries for one name, some have an ID that is in use upstream.
 type loopGuard struct {
 	seed  maphash.Seed
 	limit int                     // equal questions with servers at a time
@@ -23,10 +24,11 @@ type loopGuard struct {
 	out map[loopKey]int
 }
 
+// loopKey is a question with the address that it may come back from: that of
+// our socket, that of the server with port 0, or none.
 type loopKey struct {
 	question uint64
-	id       int32      // -1 in the keys that are not about the ID
-	addr     netip.Addr // of the server, zero in the keys that are not about it
+	from     netip.AddrPort
 }
 
 func newLoopGuard(limit int, local func(netip.Addr) bool) *loopGuard {
@@ -39,18 +41,18 @@ func (g *loopGuard) hash(q *question) uint64 {
 	return h ^ uint64(q.qtype)<<16 ^ uint64(q.qclass)
 }
 
-func loopKeys(question uint64, id uint16, server netip.Addr) [3]loopKey {
+func loopKeys(question uint64, socket netip.AddrPort, server netip.Addr) [3]loopKey {
 	return [3]loopKey{
-		{question: question, id: int32(id)},
-		{question: question, id: -1, addr: server.WithZone("")},
-		{question: question, id: -1},
+		{question, socket},
+		{question, netip.AddrPortFrom(server, 0)},
+		{question, netip.AddrPort{}},
 	}
 }
 
-// leaves notes that a question goes to a server under the given ID. The
+// leaves notes that a question goes from a socket of ours to a server. The
 // returned keys are for back.
-func (g *loopGuard) leaves(question uint64, id uint16, server netip.Addr) [3]loopKey {
-	keys := loopKeys(question, id, server)
+func (g *loopGuard) leaves(question uint64, socket netip.AddrPort, server netip.Addr) [3]loopKey {
+	keys := loopKeys(question, plain(socket), server.WithZone(""))
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	for _, k := range keys {
@@ -71,12 +73,17 @@ func (g *loopGuard) back(keys [3]loopKey) {
 }
 
 // comesBack reports whether a query is one that went out from here.
-func (g *loopGuard) comesBack(question uint64, id uint16, from netip.Addr) bool {
-	from = from.Unmap().WithZone("")
-	keys := loopKeys(question, id, from)
+func (g *loopGuard) comesBack(question uint64, from netip.AddrPort) bool {
+	from = plain(from)
+	keys := loopKeys(question, from, from.Addr())
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	return g.out[keys[0]] > 0 ||
-		g.out[keys[1]] > 0 && !g.local(from) ||
+		g.out[keys[1]] > 0 && !g.local(from.Addr()) ||
 		g.out[keys[2]] >= g.limit
+}
+
+// plain returns addr without the details in which two spellings of it differ.
+func plain(addr netip.AddrPort) netip.AddrPort {
+	return netip.AddrPortFrom(addr.Addr().Unmap().WithZone(""), addr.Port())
 }

@@ -13,9 +13,14 @@ import (
 // retryDelay keeps a socket that fails again and again from taking a whole CPU.
 const retryDelay = 5 * time.Millisecond
 
+// readBuffer is the size in octets that is asked for a listening socket's
+// queue, to take a burst. The kernel may grant less.
+const readBuffer = 4 << 20
+
 // serveUDP reads queries from conn until it is closed or, at Shutdown, its
 // read deadline has come.
 func (s *Server) serveUDP(conn *net.UDPConn) {
+	_ = conn.SetReadBuffer(readBuffer)
 	buf := make([]byte, maxMessage)
 	for {
 		n, from, err := conn.ReadFromUDPAddrPort(buf)

@@ -66,19 +66,22 @@ func (u *upstream) answered() {
 // strike notes that a query sent at the given time failed, or is without an
 // answer for longer than the patience with this server. It does not count
 // against a server that has answered another query since: then a packet was
-// lost, or the name is hard to resolve.
-func (u *upstream) strike(sent time.Time) {
-	u.failures.Add(1)
+// lost, or the name is hard to resolve. It reports whether the server was put
+// aside for it.
+func (u *upstream) strike(sent time.Time) (out bool) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	if u.heard.After(sent) {
-		return
+		return false
 	}
+	u.failures.Add(1)
 	u.proven = false
 	u.failed++
-	if u.failed >= u.policy.strikes && !u.aside {
-		u.putAside()
+	if u.failed < u.policy.strikes || u.aside {
+		return false
 	}
+	u.putAside()
+	return true
 }
 
 // putAside is called with mu held.

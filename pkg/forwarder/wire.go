@@ -52,7 +52,8 @@ func (s *Server) askUDP(ctx context.Context, u *upstream, out *outgoing) (*respo
 	defer bindDeadline(ctx, conn)()
 
 	id := randomID()
-	defer s.loops.back(s.loops.leaves(out.hash, id, u.addr.Addr()))
+	socket := conn.LocalAddr().(*net.UDPAddr).AddrPort()
+	defer s.loops.back(s.loops.leaves(out.hash, socket, u.addr.Addr()))
 	buf := getBuffer()
 	query := append((*buf)[:0], out.msg...)
 	setMessageID(query, id)
@@ -92,7 +93,8 @@ func (s *Server) askTCP(ctx context.Context, u *upstream, out *outgoing) (*respo
 	defer bindDeadline(ctx, conn)()
 
 	id := randomID()
-	defer s.loops.back(s.loops.leaves(out.hash, id, u.addr.Addr()))
+	socket := conn.LocalAddr().(*net.TCPAddr).AddrPort()
+	defer s.loops.back(s.loops.leaves(out.hash, socket, u.addr.Addr()))
 	query := make([]byte, 0, 2+len(out.msg))
 	query = append(binary.BigEndian.AppendUint16(query, uint16(len(out.msg))), out.msg...)
 	setMessageID(query[2:], id)

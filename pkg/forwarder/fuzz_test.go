@@ -1,0 +1,110 @@
+package forwarder
+
+import (
+	"bytes"
+	"context"
+	"net/netip"
+	"testing"
+	"time"
+
+	"github.com/miekg/dns"
+)
+
+// FuzzHandle feeds any bytes as a query: the answer is none, or one to that ID
+// that can be read to its end. The server asked repeats the question in
+// another case and gives the rest of the query back as its answer, so replies
+// are odd as well. Run it with -fuzzminimizetime 1x: what a concurrent server
+// covers differs from run to run, and minimizing would take all the time.
+func FuzzHandle(f *testing.F) {
+	seeds := []*dns.Msg{
+		query("www.example.org.", false),
+		query("www.example.org.", true),
+		query("x.cluster.local.", true),
+		query(".", true),
+		new(dns.Msg).SetAxfr("example.org."),
+		new(dns.Msg).SetNotify("example.org."),
+		new(dns.Msg).SetUpdate("example.org."),
+	}
+	seeds[1].IsEdns0().SetVersion(1)
+	for _, m := range seeds {
+		f.Add(pack(f, m), false)
+	}
+	f.Add([]byte{}, true)
+	p := newPeer(f, func(q *peerQuery) {
+		reply := bytes.Clone(q.raw)
+		for i, b := range reply[headerLen:] {
+			if 'a' <= b && b <= 'z' {
+				reply[headerLen+i] = b - 'a' + 'A'
+			}
+		}
+		setFlags(reply, flags(reply)|flagQR)
+		q.reply(reply)
+	})
+	r := external(p)
+	r.Zones["cluster.local"] = r.Upstreams
+	s := start(f, r, func(o *Options) { o.Timeout = 200 * time.Millisecond })
+	from := netip.MustParseAddrPort("192.0.2.1:53")
+	f.Fuzz(func(t *testing.T, raw []byte, tcp bool) {
+		if len(raw) > maxMessage {
+			return
+		}
+		before := bytes.Clone(raw)
+		reply := s.handle(context.Background(), raw, from, tcp)
+		if !bytes.Equal(raw, before) {
+			t.Error("the query was changed")
+		}
+		if reply == nil {
+			return
+		}
+		if len(reply) < headerLen || messageID(reply) != messageID(raw) || flags(reply)&flagQR == 0 {
+			t.Fatalf("answer %x to %x", reply, raw)
+		}
+		if !tcp && len(reply) > maxUDPSize {
+			t.Fatalf("answer of %d octets", len(reply))
+		}
+		if count(reply, sectionQuestion) == 0 {
+			return
+		}
+		var q question
+		if err := q.parse(reply); err != nil || !bytes.Equal(reply[headerLen:q.end], raw[headerLen:q.end]) {
+			t.Fatalf("answer %x to %x does not repeat the question", reply, raw)
+		}
+		if _, err := scanRecords(reply, q.end); err != nil {
+			t.Fatalf("answer %x to %x: %v", reply, raw, err)
+		}
+	})
+}
+
+// FuzzClientReply feeds any bytes as a server's records.
+func FuzzClientReply(f *testing.F) {
+	m := new(dns.Msg).SetReply(query("www.example.org.", true))
+	m.Answer = []dns.RR{txt("www.example.org.", "x")}
+	m.SetEdns0(4096, true)
+	raw := pack(f, m)
+	f.Add(raw[headerLen+21:], uint16(1), uint16(0), uint16(1), true)
+	f.Add([]byte("\x00\x00\x29\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x01\x00\x01\x00\x00\x00\x00\x00\x00"), uint16(0), uint16(0), uint16(2), false)
+	f.Fuzz(func(t *testing.T, rest []byte, an, ns, ar uint16, edns bool) {
+		c := &clientQuery{raw: pack(t, query("www.example.org.", edns))}
+		if err := c.question.parse(c.raw); err != nil {
+			t.Fatal(err)
+		}
+		c.recs, _ = scanRecords(c.raw, c.question.end)
+		msg := append(bytes.Clone(c.raw[:c.question.end]), rest...)
+		setFlags(msg, flagQR)
+		setCount(msg, sectionAnswer, int(an))
+		setCount(msg, sectionAuthority, int(ns))
+		setCount(msg, sectionAdditional, int(ar))
+		res, err := newOutgoing(c, 0).read(msg, nil)
+		if err != nil {
+			return
+		}
+		reply, err := clientReply(c, res)
+		if err != nil {
+			return
+		}
+		recs, err := scanRecords(reply, c.question.end)
+		if err != nil || recs.end != len(reply) || len(reply) > c.sizeLimit() || recs.hasOPT != edns {
+			t.Fatalf("reply %x of %d octets, OPT %v, %v", reply, len(reply), recs.hasOPT, err)
+		}
+	})
+}
