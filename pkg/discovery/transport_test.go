@@ -472,3 +472,31 @@ func TestDiagnose(t *testing.T) {
 		})
 	}
 }
+
+// TestWatchThatEndsAtOnce: lists are answered, but the connection is closed on
+// each watch. client-go makes an empty watch of that, which must not count as an
+// apiserver that tells us of changes.
+func TestWatchThatEndsAtOnce(t *testing.T) {
+	api := newAPI(t)
+	srv := quietServer(t, func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Query().Get("watch") != "" {
+			panic(http.ErrAbortHandler)
+		}
+		api.ServeHTTP(w, r)
+	}, func(s *httptest.Server) {
+		s.EnableHTTP2 = false // an EOF, not a stream error
+		s.StartTLS()
+	})
+	w, _, stop := watchFor(t, serverKubeconfig(t, srv.URL, srv.Certificate()), defaultTimeouts)
+	defer stop()
+	ctx, cancel := context.WithTimeout(t.Context(), 2*patience) // client-go tries ten times, a second apart
+	defer cancel()
+	s := receive(ctx, t, w)
+	if !s.Stale { // the first one may come before the watch is tried
+		s = receive(ctx, t, w)
+	}
+	want(t, s, true, "172.20.0.2:53")
+	if !errors.Is(w.LastError(), ErrUnreachable) || !strings.Contains(s.Reason, "does not open a watch") {
+		t.Errorf("reason %q, last error %v", s.Reason, w.LastError())
+	}
+}
