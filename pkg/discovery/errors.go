@@ -22,7 +22,7 @@ var (
 	ErrNoCluster = errors.New("no Kubernetes cluster found")
 
 	// ErrServiceNotFound: the apiserver answers, but has no such Service.
-	ErrServiceNotFound = errors.New("Service not found") //nolint:staticcheck // a Kubernetes kind
+	ErrServiceNotFound = errors.New("no such Service")
 
 	// ErrNoEndpoints: there is nobody to ask.
 	ErrNoEndpoints = errors.New("no endpoint that may be asked")
@@ -161,6 +161,13 @@ func networkReason(err error) string {
 	}
 	if utilnet.IsProbableEOF(err) || utilnet.IsHTTP2ConnectionLost(err) {
 		return "it closes the connection"
+	}
+	// net/http keeps these types of HTTP/2 to itself, and puts stream numbers
+	// into their texts.
+	for _, part := range []string{"stream error: stream ID", "http2: server sent GOAWAY"} {
+		if strings.Contains(err.Error(), part) {
+			return "it breaks the request off"
+		}
 	}
 	return ""
 }

@@ -44,7 +44,10 @@ type Watcher struct {
 // New finds the kubeconfig and prepares a Watcher. It reads files but does not
 // use the network. Errors name the file and the remedy; [ErrNoCluster] if there
 // is no kubeconfig anywhere.
-func New(o Options) (*Watcher, error) {
+func New(o Options) (*Watcher, error) { return newFromKubeconfig(o, defaultTimeouts) }
+
+// newFromKubeconfig is New with deadlines of one's own.
+func newFromKubeconfig(o Options, t timeouts) (*Watcher, error) {
 	o = o.withDefaults()
 	path, why, kube, err := findKubeconfig(o)
 	if err != nil {
@@ -70,7 +73,7 @@ func New(o Options) (*Watcher, error) {
 		return fail(err)
 	}
 	o.Logger.Info("cluster found", zap.String("kubeconfig", path), zap.String("reason", why), zap.String("apiserver", cfg.Host))
-	w, err := newWatcher(cs, o, fmt.Sprintf("apiserver %s, kubeconfig %s", cfg.Host, path), defaultTimeouts)
+	w, err := newWatcher(cs, o, fmt.Sprintf("apiserver %s, kubeconfig %s", cfg.Host, path), t)
 	if err != nil {
 		return nil, err
 	}
@@ -242,15 +245,18 @@ func (w *Watcher) WaitForSync(ctx context.Context) (Snapshot, error) {
 	var cause error
 	select {
 	case <-w.ready:
-		s, _ := w.Current()
-		return s, nil
 	case <-ctx.Done():
 		cause = ctx.Err()
 	case <-w.stopped:
 		cause = errors.New("discovery was stopped")
 	}
 	s, _ := w.Current()
-	return s, w.syncError(cause)
+	select {
+	case <-w.ready: // counts, whatever else has happened by now
+		return s, nil
+	default:
+		return s, w.syncError(cause)
+	}
 }
 
 // syncError says why there is no good snapshot yet.
