@@ -68,13 +68,22 @@ static __always_inline int handle_query(struct __sk_buff *skb, bool local)
 
 	if (reason == DNS_OK && (is_odd_skb(skb) || pull(skb, pkt.dns_end)))
 		reason = DNS_REASON_passed_malformed;
-	if (reason == DNS_OK)
-		reason = parse_query((void *)(long)skb->data, (void *)(long)skb->data_end, cfg_query_size_max, &pkt,
-				     scratch);
-	if (reason == DNS_OK)
-		reason = find_zone(scratch->name_length) ? DNS_OK : DNS_REASON_passed_external;
-	if (reason == DNS_OK)
-		reason = decide_query(&pkt, scratch, config, listener->scope, skb->ifindex, local, &to);
+	if (reason == DNS_OK) {
+		data = (void *)(long)skb->data;
+		data_end = (void *)(long)skb->data_end;
+		reason = parse_query(data, data_end, cfg_query_size_max, &pkt, scratch);
+	}
+	if (reason == DNS_OK && !may_be_in_zone(scratch, config))
+		reason = DNS_REASON_passed_external;
+	if (reason == DNS_OK) {
+		__u64 question_hash;
+
+		load_name(data, data_end, pkt.dns_off + sizeof(struct dnshdr), scratch);
+		question_hash = hash_question(scratch, config->question_seed);
+		reason = find_zone() ? decide_query(&pkt, scratch, config, question_hash, listener->scope,
+						    skb->ifindex, local, &to) :
+				       DNS_REASON_passed_external;
+	}
 	if (reason == DNS_REASON_steered)
 		verdict = apply_tc(skb, &pkt, &to, &reason);
 	count(listener->scope, reason);

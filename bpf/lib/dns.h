@@ -40,9 +40,7 @@ struct dns_opt {
 	__be16 rdlength;
 } __attribute__((packed));
 
-/* At most 127 labels and the root fit into DNS_NAME_MAX octets. */
-#define DNS_LABELS_MAX 128
-#define DNS_NAME_WORDS 32
+#define DNS_NAME_WORDS 32 /* of 8 octets hold a name */
 
 #define ALL_BYTES(byte) (0x0101010101010101ULL * (byte))
 
@@ -50,17 +48,16 @@ struct dns_opt {
 #define BYTES_NOT_BELOW(word7, limit) ((word7) + ALL_BYTES(0x80 - (limit)))
 
 /*
- * Eight octets of a name at once: ASCII upper case becomes lower case (RFC 4343), and a dot inside a label becomes
- * 0xae, since the dotted form that zones are compared in has dots only in front of labels. Octets over 0x7f stay.
+ * Eight octets of a name at once: ASCII upper case becomes lower case (RFC 4343). Octets over 0x7f stay, and so do the
+ * length octets of labels, which are below 'A'.
  */
 static __always_inline __u64 fold_word(__u64 word)
 {
 	__u64 low7 = word & ALL_BYTES(0x7f);
 	__u64 ascii = ~word & ALL_BYTES(0x80);
 	__u64 upper = BYTES_NOT_BELOW(low7, 'A') & ~BYTES_NOT_BELOW(low7, 'Z' + 1) & ascii;
-	__u64 dot = BYTES_NOT_BELOW(low7, '.') & ~BYTES_NOT_BELOW(low7, '.' + 1) & ascii;
 
-	return (word | upper >> 2) ^ dot;
+	return word | upper >> 2;
 }
 
 /* One step of the hash over a name's words; user space repeats it in Go, so it may not depend on the machine. */
@@ -114,66 +111,32 @@ __noinline __u64 hash_name(__u64 hash, __u32 offset, __u32 length)
 }
 
 /*
- * Copy what follows the DNS header to the scratch, as it is and folded. All later looks are into the scratch: map
- * memory needs no bounds check against the packet, and global functions may take it.
- */
-static __always_inline void load_message(void *data, void *data_end, __u32 offset, __u32 length,
-					 struct dns_scratch *scratch)
-{
-	void *from = data + (offset & 0x7f);
-	__u32 skip = length < 8 ? 8 - length : 0;
-	__u32 last = length + skip - 8;
-	void *last_word;
-	__u64 word;
-	__u32 i;
-
-	/*
-	 * The last octets, with those before them again: one access in place of up to seven. Of a shorter message the
-	 * word begins in the DNS header, whose octets are shifted out.
-	 */
-	barrier_var(last);
-	last_word = data + ((offset - skip) & 0x7f);
-	if (last <= (DNS_WIRE_WORDS - 1) * 8) {
-		last_word += last;
-		if (last_word + 8 <= data_end) {
-			word = load_word(last_word) >> 8 * (skip & 7);
-			store_word(&scratch->wire[last], word);
-			store_word(&scratch->name[last], fold_word(word));
-		}
-	}
-	for (i = 0; i < DNS_WIRE_WORDS; i++) {
-		if (from + 8 > data_end)
-			break;
-		word = load_word(from);
-		store_word(&scratch->wire[i * 8], word);
-		store_word(&scratch->name[i * 8], fold_word(word));
-		from += 8;
-	}
-}
-
-/*
- * Walk the labels of the name in the scratch and put the dots of its dotted form in.
+ * Walk the labels of a question's name and note where each starts.
  *
- * Return: DNS_OK and scratch->name_length, or why the name is passed.
+ * Return: DNS_OK with scratch->starts, labels and name_length set, or why the message is passed.
  */
-static __always_inline enum dns_reason walk_name(struct dns_scratch *scratch, __u32 length)
+static __always_inline enum dns_reason walk_name(void *data, void *data_end, __u32 offset, __u32 length,
+						 struct dns_scratch *scratch)
 {
+	void *name = data + (offset & 0x7f);
 	__u32 position = 0;
 	__u32 i;
 
 	for (i = 0; i < DNS_LABELS_MAX; i++) {
+		__u8 *label = name + position;
 		__u32 label_length;
 
-		if (position >= length)
+		if ((void *)(label + 1) > data_end || position >= length)
 			return DNS_REASON_passed_malformed;
-		label_length = scratch->wire[position];
+		label_length = *label;
+		scratch->starts[i] = position;
 		if (label_length == 0) {
+			scratch->labels = i;
 			scratch->name_length = position + 1;
 			return DNS_OK;
 		}
 		if (label_length > DNS_LABEL_MAX)
 			return DNS_REASON_passed_label;
-		scratch->name[position] = '.';
 		position += label_length + 1;
 		if (position >= DNS_NAME_MAX)
 			return DNS_REASON_passed_name_length;
@@ -182,65 +145,91 @@ static __always_inline enum dns_reason walk_name(struct dns_scratch *scratch, __
 }
 
 /*
- * parse_question - read the one question of the message in the scratch
- * @length: octets behind the DNS header
+ * parse_question - read the one question of a message
  *
- * A global function, see hash_name().
- *
- * Return: DNS_OK with scratch->name and name_length set, or why the message is passed.
+ * Return: DNS_OK with the walk's results and scratch->qtype_be set, or why the message is passed.
  */
-__noinline int parse_question(__u32 length)
+static __always_inline enum dns_reason parse_question(void *data, void *data_end, __u32 offset, __u32 length,
+						      struct dns_scratch *scratch)
 {
-	__u32 zero = 0;
-	struct dns_scratch *scratch = bpf_map_lookup_elem(&dns_scratch, &zero);
 	struct dns_question_tail *tail;
 	enum dns_reason reason;
 	__u32 name_length;
 
-	if (!scratch)
-		return DNS_REASON_passed_malformed;
-	reason = walk_name(scratch, length);
+	reason = walk_name(data, data_end, offset, length, scratch);
 	if (reason != DNS_OK)
 		return reason;
 	/* Read back: so the verifier knows one state of this value and not one for each way out of the walk. */
 	name_length = *(volatile __u32 *)&scratch->name_length & 0xff;
 	if (name_length + sizeof(*tail) > length)
 		return DNS_REASON_passed_malformed;
-	tail = (void *)&scratch->wire[name_length];
+	tail = data + (offset & 0x7f) + name_length;
+	if ((void *)(tail + 1) > data_end)
+		return DNS_REASON_passed_malformed;
 	if (tail->qclass != DNS_CLASS_IN_BE)
 		return DNS_REASON_passed_class;
+	scratch->qtype_be = tail->qtype;
 	return DNS_OK;
+}
+
+/*
+ * Copy the name that parse_question() found to the scratch, folded. What follows it there is arbitrary.
+ * @offset: of the name in the frame. A DNS header precedes it, and QTYPE and QCLASS follow.
+ */
+static __always_inline void load_name(void *data, void *data_end, __u32 offset, struct dns_scratch *scratch)
+{
+	__u32 length = (scratch->name_length & 0xff) + sizeof(struct dns_question_tail);
+	__u32 skip = length < 8 ? 8 - length : 0;
+	__u32 last = length + skip - 8;
+	void *from = data + (offset & 0x7f);
+	void *last_word = data + ((offset - skip) & 0x7f);
+	__u32 i;
+
+	/*
+	 * The last octets, with those before them again: one access in place of up to seven. Of a shorter question the
+	 * word begins in the DNS header, whose octets are shifted out.
+	 */
+	barrier_var(last);
+	if (last <= DNS_NAME_MAX) {
+		last_word += last;
+		if (last_word + 8 <= data_end)
+			store_word(&scratch->name[last], fold_word(load_word(last_word) >> 8 * (skip & 7)));
+	}
+	for (i = 0; i < DNS_NAME_WORDS; i++) {
+		if (i * 8 >= length || from + 8 > data_end)
+			break;
+		store_word(&scratch->name[i * 8], fold_word(load_word(from)));
+		from += 8;
+	}
 }
 
 /* The hash that a query and its reply are compared by: QNAME without regard to case, and QTYPE. */
 static __always_inline __u64 hash_question(const struct dns_scratch *scratch, __u64 seed)
 {
-	__u32 name_length = scratch->name_length & 0xff;
-	const struct dns_question_tail *tail = (const void *)&scratch->wire[name_length];
-
-	return hash_name(hash_word(seed, tail->qtype), 0, name_length);
+	return hash_name(hash_word(seed, scratch->qtype_be), 0, scratch->name_length);
 }
 
 /* What follows the question of a plain query: nothing, or one OPT record of EDNS version 0 that ends the message. */
-static __always_inline enum dns_reason parse_additional(const struct dns_scratch *scratch, __u32 length, __be16 arcount,
-							struct dns_pkt *pkt)
+static __always_inline enum dns_reason parse_additional(void *data, void *data_end, __be16 arcount,
+							const struct dns_scratch *scratch, struct dns_pkt *pkt)
 {
-	__u32 offset = (scratch->name_length & 0xff) + sizeof(struct dns_question_tail);
-	const struct dns_opt *opt = (const void *)&scratch->wire[offset];
+	__u32 offset = pkt->dns_off + sizeof(struct dnshdr) + (scratch->name_length & 0xff) +
+		       sizeof(struct dns_question_tail);
+	struct dns_opt *opt = data + (offset & 0x1ff);
 
 	pkt->opt_size_off = 0;
 	pkt->opt_size_be = 0;
 	if (arcount == 0)
-		return offset == length ? DNS_OK : DNS_REASON_passed_malformed;
+		return offset == pkt->dns_end ? DNS_OK : DNS_REASON_passed_malformed;
 	if (arcount != bpf_htons(1))
 		return DNS_REASON_passed_counts;
-	if (offset + sizeof(*opt) > length)
+	if ((void *)(opt + 1) > data_end || offset + sizeof(*opt) > pkt->dns_end)
 		return DNS_REASON_passed_malformed;
 	if (opt->name != 0 || opt->type != DNS_TYPE_OPT_BE || opt->version != 0)
 		return DNS_REASON_passed_edns;
-	if (offset + sizeof(*opt) + bpf_ntohs(opt->rdlength) != length)
+	if (offset + sizeof(*opt) + bpf_ntohs(opt->rdlength) != pkt->dns_end)
 		return DNS_REASON_passed_malformed;
-	pkt->opt_size_off = pkt->dns_off + sizeof(struct dnshdr) + offset + __builtin_offsetof(struct dns_opt, udp_size);
+	pkt->opt_size_off = offset + __builtin_offsetof(struct dns_opt, udp_size);
 	pkt->opt_size_be = opt->udp_size;
 	return DNS_OK;
 }
@@ -248,8 +237,8 @@ static __always_inline enum dns_reason parse_additional(const struct dns_scratch
 /*
  * parse_query - is this payload a plain query, in class IN, for one name?
  *
- * Return: DNS_OK with the packet's DNS fields and the scratch set, or why it is passed. What is not fully understood
- * is passed, never dropped: the server behind answers it as the RFCs say.
+ * Return: DNS_OK with the packet's DNS fields and the scratch's question set, or why it is passed. What is not fully
+ * understood is passed, never dropped: the server behind answers it as the RFCs say.
  */
 static __always_inline enum dns_reason parse_query(void *data, void *data_end, __u16 size_max, struct dns_pkt *pkt,
 						   struct dns_scratch *scratch)
@@ -269,12 +258,10 @@ static __always_inline enum dns_reason parse_query(void *data, void *data_end, _
 	if (length > size_max)
 		return DNS_REASON_passed_oversize;
 	pkt->id = bpf_ntohs(hdr->id);
-	length -= sizeof(*hdr);
-	load_message(data, data_end, pkt->dns_off + sizeof(*hdr), length, scratch);
-	reason = parse_question(length);
+	reason = parse_question(data, data_end, pkt->dns_off + sizeof(*hdr), length - sizeof(*hdr), scratch);
 	if (reason != DNS_OK)
 		return reason;
-	return parse_additional(scratch, length, hdr->arcount, pkt);
+	return parse_additional(data, data_end, hdr->arcount, scratch, pkt);
 }
 
 #endif

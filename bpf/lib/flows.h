@@ -7,33 +7,55 @@
 #include "pkt.h"
 #include "types.h"
 
-/* Draws before a query is passed: with half of all ports taken for one endpoint and ID, one query in 16 fails. */
-#define DNS_NAT_PORT_DRAWS 4
+/* Draws before a query is passed: with half of all slots taken, one query in 256 fails. */
+#define DNS_NAT_PORT_DRAWS 8
 
-static __always_inline __u16 draw_nat_port(const struct dns_config *config)
+/* The slot of a NAT port, or NULL for a port that is not drawn. */
+static __always_inline struct dns_flow *flow_slot(const struct dns_config *config, __u16 nat_port)
 {
-	/* Scaled, not a remainder: every port is equally likely, and no division. */
-	__u32 draw = bpf_get_prandom_u32() & 0xffff;
+	__u32 slot = (__u16)(nat_port - config->nat_port_min);
 
-	return config->nat_port_min + (draw * config->nat_port_count >> 16);
+	return slot < config->nat_port_count ? bpf_map_lookup_elem(&dns_flows, &slot) : NULL;
+}
+
+static __always_inline bool flow_expired(const struct dns_config *config, __u64 started_ns, __u64 now_ns)
+{
+	return now_ns - started_ns > config->flow_timeout_ns;
 }
 
 /*
- * flow_open - remember a query on its way to an endpoint, under a NAT port that is free for (endpoint, ID)
+ * flow_claim - draw a NAT port of which the slot is free
  *
- * Return: 0 with key->nat_port set, or -1 if no draw was free.
+ * Return: the slot, claimed, with *nat_port set; NULL if no draw was free.
  */
-static __always_inline int flow_open(const struct dns_config *config, struct dns_flow_key *key,
-				     const struct dns_flow *flow)
+static __always_inline struct dns_flow *flow_claim(const struct dns_config *config, __u16 *nat_port)
 {
+	__u64 now = bpf_ktime_get_coarse_ns();
 	__u32 i;
 
 	for (i = 0; i < DNS_NAT_PORT_DRAWS; i++) {
-		key->nat_port = draw_nat_port(config);
-		if (bpf_map_update_elem(&dns_flows, key, flow, BPF_NOEXIST) == 0)
-			return 0;
+		/* Scaled, not a remainder: every port is equally likely, and no division. */
+		__u32 draw = (bpf_get_prandom_u32() >> 16) * config->nat_port_count >> 16;
+		struct dns_flow *flow;
+		__u64 started;
+
+		*nat_port = config->nat_port_min + draw;
+		flow = flow_slot(config, *nat_port);
+		if (!flow)
+			return NULL;
+		started = flow->started_ns;
+		if (started && !flow_expired(config, started, now))
+			continue;
+		if (__sync_val_compare_and_swap(&flow->started_ns, started, now) == started)
+			return flow;
 	}
-	return -1;
+	return NULL;
+}
+
+/* Give a slot back. Return: whether it was still this query's: of two copies of a reply one gets false. */
+static __always_inline bool flow_release(struct dns_flow *flow, __u64 started_ns)
+{
+	return __sync_val_compare_and_swap(&flow->started_ns, started_ns, 0) == started_ns;
 }
 
 #endif

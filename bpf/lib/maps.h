@@ -45,11 +45,15 @@ struct {
 	__uint(pinning, LIBBPF_PIN_BY_NAME);
 } dns_backends SEC(".maps");
 
-/* Steered queries in flight. Written by the kernel programs; LRU, so that lost replies can't fill it. */
+/*
+ * Steered queries in flight, by NAT port. Written by the kernel programs. An array and not an LRU hash: a slot is found
+ * without a hash, claimed without a lock, and never taken from a query that still waits; a lost reply's slot is free
+ * again after flow_timeout_ns.
+ */
 struct {
-	__uint(type, BPF_MAP_TYPE_LRU_HASH);
-	__uint(max_entries, 65536);
-	__type(key, struct dns_flow_key);
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, DNS_NAT_PORTS_MAX);
+	__type(key, __u32);
 	__type(value, struct dns_flow);
 	__uint(pinning, LIBBPF_PIN_BY_NAME);
 } dns_flows SEC(".maps");
@@ -64,20 +68,20 @@ struct {
 } dns_stats SEC(".maps");
 
 /*
- * The message under examination: too large for the stack. A program is not interrupted by another of ours on its CPU,
+ * The question under examination: too large for the stack. A program is not interrupted by another of ours on its CPU,
  * since all of them run with bottom halves off.
  */
 struct dns_scratch {
-	/* What follows the DNS header, as far as it is looked at, and a word-wise reader's overrun. */
-	__u8 wire[DNS_WIRE_WORDS * 8 + 8];
-	/* The same with its letters folded and, once parse_question() has been there, the name in its dotted form. */
-	__u8 name[DNS_WIRE_WORDS * 8 + 8];
-	/* Set by parse_question(). */
-	__u32 name_length;
+	__u8 name[256 + 16];	     /* set by load_name(), with room for a word-wise writer's overrun */
+	__u8 starts[DNS_LABELS_MAX]; /* where each label starts, the root's too; set by walk_name() */
+	__u32 labels;		     /* without the root */
+	__u32 name_length;	     /* octets with the root label */
+	__u16 qtype_be;
 	/* Set by find_zone(). */
-	__u32 group;
 	__u16 backends4;
 	__u16 backends6;
+	__u16 reserved;
+	__u32 group;
 };
 
 struct {

@@ -22,7 +22,7 @@
 	X(passed_edns)         /* EDNS version, or an additional record not OPT */ \
 	X(passed_oversize)     /* longer than a DNS server must read (512) */      \
 	X(passed_no_backend)   /* no endpoint of the packet's address family */    \
-	X(passed_no_flow_slot) /* no free (endpoint, NAT port, ID) was drawn */    \
+	X(passed_no_flow_slot) /* no free NAT port was drawn */    \
 	X(error_rewrite)       /* a helper refused; the packet was dropped */      \
 	/* Replies of endpoints. */                                                \
 	X(replied)             /* delivered to the asker */                        \

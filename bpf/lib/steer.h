@@ -12,6 +12,13 @@
 #include "types.h"
 #include "zones.h"
 
+static __always_inline bool addr_equal(const __u8 *a, const union addr *b)
+{
+	const union addr *other = (const union addr *)a;
+
+	return other->halves[0] == b->halves[0] && other->halves[1] == b->halves[1];
+}
+
 /* What a packet is to become. Decided without touching the packet; applied by rewrite_tc.h. */
 struct dns_rewrite {
 	union addr src;
@@ -43,33 +50,35 @@ static __always_inline struct dns_backend *pick_backend(const struct dns_scratch
  * Return: DNS_REASON_steered with the rewrite set and the flow open, or why the query is passed.
  */
 static __always_inline enum dns_reason decide_query(const struct dns_pkt *pkt, const struct dns_scratch *scratch,
-						    const struct dns_config *config, enum dns_scope scope,
-						    __u32 ifindex, bool local, struct dns_rewrite *to)
+						    const struct dns_config *config, __u64 question_hash,
+						    enum dns_scope scope, __u32 ifindex, bool local,
+						    struct dns_rewrite *to)
 {
 	struct dns_backend *backend = pick_backend(scratch, pkt->v6);
-	struct dns_flow_key key = {.id = pkt->id};
-	struct dns_flow flow = {
-		.question_hash = hash_question(scratch, config->question_seed),
-		.client_port = pkt->sport,
-		.listener_port = pkt->dport,
-		.ifindex = ifindex,
-		.scope = scope,
-		.local = local,
-	};
+	struct dns_flow *flow;
+	__u16 nat_port;
 
 	if (!backend)
 		return DNS_REASON_passed_no_backend;
-	__builtin_memcpy(&key.endpoint, backend->addr, sizeof(key.endpoint));
-	key.endpoint_port = backend->port;
-	flow.started_ns = bpf_ktime_get_ns();
-	__builtin_memcpy(&flow.client, &pkt->src, sizeof(flow.client));
-	__builtin_memcpy(&flow.listener, &pkt->dst, sizeof(flow.listener));
-	if (flow_open(config, &key, &flow))
+	flow = flow_claim(config, &nat_port);
+	if (!flow)
 		return DNS_REASON_passed_no_flow_slot;
+	flow->timed_ns = nat_port % DNS_LATENCY_SAMPLE ? 0 : bpf_ktime_get_ns();
+	flow->question_hash = question_hash;
+	__builtin_memcpy(flow->endpoint, backend->addr, sizeof(flow->endpoint));
+	__builtin_memcpy(flow->client, &pkt->src, sizeof(flow->client));
+	__builtin_memcpy(flow->listener, &pkt->dst, sizeof(flow->listener));
+	flow->endpoint_port = backend->port;
+	flow->client_port = pkt->sport;
+	flow->listener_port = pkt->dport;
+	flow->id = pkt->id;
+	flow->ifindex = ifindex;
+	flow->scope = scope;
+	flow->local = local;
 
 	__builtin_memcpy(&to->src, backend->nat_addr, sizeof(to->src));
 	__builtin_memcpy(&to->dst, backend->addr, sizeof(to->dst));
-	to->sport = key.nat_port;
+	to->sport = nat_port;
 	to->dport = backend->port;
 	to->ifindex = backend->out_ifindex;
 	to->local = 0;
@@ -92,34 +101,30 @@ static __always_inline enum dns_reason decide_reply(void *data, void *data_end, 
 						    enum dns_scope *scope, struct dns_rewrite *to)
 {
 	struct dnshdr *hdr = data + (pkt->dns_off & 0x7f);
-	struct dns_flow_key key = {
-		.endpoint_port = pkt->sport,
-		.nat_port = pkt->dport,
-	};
 	__u32 length = pkt->dns_end - pkt->dns_off;
 	struct dns_flow *flow;
-	__u64 age;
+	__u64 started, timed;
 
 	if ((void *)(hdr + 1) > data_end || length < sizeof(*hdr))
 		return DNS_NOT_OURS;
-	__builtin_memcpy(&key.endpoint, &pkt->src, sizeof(key.endpoint));
-	key.id = bpf_ntohs(hdr->id);
-	flow = bpf_map_lookup_elem(&dns_flows, &key);
+	flow = flow_slot(config, pkt->dport);
 	if (!flow)
+		return DNS_NOT_OURS;
+	started = flow->started_ns;
+	if (!started || flow->id != bpf_ntohs(hdr->id) || flow->endpoint_port != pkt->sport ||
+	    !addr_equal(flow->endpoint, &pkt->src))
 		return DNS_NOT_OURS;
 
 	*scope = flow->scope;
-	age = bpf_ktime_get_ns() - flow->started_ns;
-	if (age > config->flow_timeout_ns) {
-		bpf_map_delete_elem(&dns_flows, &key);
+	if (flow_expired(config, started, bpf_ktime_get_coarse_ns())) {
+		flow_release(flow, started);
 		return DNS_REASON_reply_late;
 	}
 	if (!(hdr->flags & DNS_FLAG_QR_BE) || hdr->qdcount != bpf_htons(1))
 		return DNS_REASON_reply_malformed;
-	length -= sizeof(*hdr);
-	load_message(data, data_end, pkt->dns_off + sizeof(*hdr), length, scratch);
-	if (parse_question(length) != DNS_OK)
+	if (parse_question(data, data_end, pkt->dns_off + sizeof(*hdr), length - sizeof(*hdr), scratch) != DNS_OK)
 		return DNS_REASON_reply_malformed;
+	load_name(data, data_end, pkt->dns_off + sizeof(*hdr), scratch);
 	if (hash_question(scratch, config->question_seed) != flow->question_hash)
 		return DNS_REASON_reply_question;
 
@@ -131,10 +136,11 @@ static __always_inline enum dns_reason decide_reply(void *data, void *data_end, 
 	to->local = flow->local;
 	to->opt_size_off = 0;
 	to->opt_size_be = 0;
-	/* Only one of two copies of a reply finds the flow to delete, so only one is delivered. */
-	if (bpf_map_delete_elem(&dns_flows, &key))
+	timed = flow->timed_ns;
+	if (!flow_release(flow, started))
 		return DNS_NOT_OURS;
-	count_latency(*scope, age);
+	if (timed)
+		count_latency(*scope, bpf_ktime_get_ns() - timed);
 	return DNS_REASON_replied;
 }
 

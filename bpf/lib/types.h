@@ -13,8 +13,9 @@
 
 #define DNS_NAME_MAX	     255 /* RFC 1035 section 3.1, octets of the wire form with the root label */
 #define DNS_LABEL_MAX	     63	 /* RFC 1035 section 2.3.4 */
-#define DNS_ZONE_LENGTHS_MAX 32	 /* distinct lengths of zone names */
-#define DNS_WIRE_WORDS	     34 /* of 8 octets: the longest name, QTYPE, QCLASS and an OPT record's fixed part */
+#define DNS_ZONE_SHAPES_MAX  32	 /* distinct shapes of zone names */
+#define DNS_LABELS_MAX	     128 /* that fit into DNS_NAME_MAX octets, the root included */
+#define DNS_LATENCY_SAMPLE   16	 /* reading the precise clock costs as much as matching a name: one query in 16 pays it */
 #define DNS_LATENCY_BUCKETS  24	 /* bucket i counts replies within 2^i microseconds; the last one all that are slower */
 
 /* Where a query entered: what the counters are kept by. */
@@ -26,18 +27,23 @@ enum dns_scope {
 	DNS_SCOPE_MAX,
 };
 
+/* What a name must have to be in a zone: the last labels of this number take this many octets, with the root label. */
+struct dns_zone_shape {
+	__u8 length;
+	__u8 labels;
+};
+
 /* dns_config[0] */
 struct dns_config {
 	__u64 flow_timeout_ns; /* a later reply is no longer delivered */
 	__u64 question_seed;   /* random, secret: keys the hash that a reply's question is compared by */
 	__u16 nat_port_min;    /* NAT ports are drawn from [min, min + count) */
-	__u16 nat_port_count;
+	__u16 nat_port_count;  /* at most DNS_NAT_PORTS_MAX */
 	__u16 reserved;
-	__u8 reserved2;
-	__u8 zone_lengths_count;
-	__u8 zone_lengths[DNS_ZONE_LENGTHS_MAX]; /* distinct lengths in dns_zones, longest first */
+	__u16 zone_shapes_count;
+	struct dns_zone_shape zone_shapes[DNS_ZONE_SHAPES_MAX]; /* of dns_zones, without repetition, longest first */
 };
-_Static_assert(sizeof(struct dns_config) == 56, "layout is shared with user space");
+_Static_assert(sizeof(struct dns_config) == 88, "layout is shared with user space");
 
 struct dns_listener_key {
 	__u8 addr[16];
@@ -51,13 +57,16 @@ struct dns_listener {
 };
 _Static_assert(sizeof(struct dns_listener) == 4, "layout is shared with user space");
 
-/* The key of dns_zones is hash_name() of the name; the name itself is compared, the hash is never trusted alone. */
+/*
+ * The key of dns_zones is hash_name() of the name's wire form, seeded by its length. The name itself is compared, in its
+ * dotted form: the hash is never trusted alone.
+ */
 struct dns_zone {
 	__u32 group;	  /* of dns_backends */
 	__u16 backends4;  /* IPv4 endpoints in the group: indexes 0 .. backends4-1 */
 	__u16 backends6;  /* IPv6 endpoints: indexes DNS_BACKEND_V6 .. DNS_BACKEND_V6+backends6-1 */
 	__u32 length;	  /* octets of the name, the final NUL (the root label) included */
-	__u32 reserved;
+	__u32 labels;	  /* without the root */
 	char name[256];	  /* lower-case, a dot before each label: ".cluster.local"; NUL-padded */
 };
 _Static_assert(sizeof(struct dns_zone) == 272, "layout is shared with user space");
@@ -79,35 +88,34 @@ struct dns_backend {
 };
 _Static_assert(sizeof(struct dns_backend) == 40, "layout is shared with user space");
 
-struct dns_flow_key {
-	__u8 endpoint[16];
-	__u16 endpoint_port;
-	__u16 nat_port;
-	__u16 id;
-	__u16 reserved;
-};
-_Static_assert(sizeof(struct dns_flow_key) == 24, "layout is shared with user space");
+/* NAT ports of dns_config, at the most: each has a slot in dns_flows. More would no longer fit a core's cache. */
+#define DNS_NAT_PORTS_MAX 16384
 
+/* A slot of dns_flows, for one steered query in flight. */
 struct dns_flow {
-	__u64 started_ns;    /* CLOCK_MONOTONIC */
+	__u64 started_ns;    /* CLOCK_MONOTONIC_COARSE, 0: free. Claimed and given back by compare-and-swap */
+	__u64 timed_ns;	     /* CLOCK_MONOTONIC, 0: this query's latency is not sampled */
 	__u64 question_hash; /* seeded hash of QNAME (case folded) and QTYPE */
+	__u8 endpoint[16];
 	__u8 client[16];
 	__u8 listener[16]; /* the address that the client asked, and that the reply must come from */
+	__u16 endpoint_port;
 	__u16 client_port;
 	__u16 listener_port;
+	__u16 id;
 	__u32 ifindex; /* interface on which the query entered */
 	enum dns_scope scope;
-	__u8 local; /* 1: entered on lo, the reply is delivered to lo's ingress */
-	__u8 reserved[3];
+	__u32 local; /* 1: entered on lo, the reply is delivered to lo's ingress */
+	__u32 reserved;
 };
-_Static_assert(sizeof(struct dns_flow) == 64, "layout is shared with user space");
+_Static_assert(sizeof(struct dns_flow) == 96, "layout is shared with user space");
 
 /* dns_stats[scope], per CPU. */
 struct dns_counters {
 #define X(name) __u64 name;
 	DNS_REASONS(X)
 #undef X
-	__u64 latency_us_log2[DNS_LATENCY_BUCKETS];
+	__u64 latency_us_log2[DNS_LATENCY_BUCKETS]; /* of one query in DNS_LATENCY_SAMPLE */
 };
 _Static_assert(sizeof(struct dns_counters) == 8 * (DNS_REASON_MAX + DNS_LATENCY_BUCKETS),
 	       "a reason is an index into the counters");

@@ -16,7 +16,7 @@ import (
 type Counters struct {
 	// ByReason has each outcome by its name in reasons.h, such as steered or passed_external.
 	ByReason map[string]uint64 `json:"byReason"`
-	// LatencyMicrosecondsLog2 counts accepted replies: bucket i those that took less than 2^i microseconds (and not
+	// LatencyMicrosecondsLog2 counts accepted replies, one in 16 of them: bucket i those that took less than 2^i microseconds (and not
 	// less than the bucket before), the last one all slower ones.
 	LatencyMicrosecondsLog2 []uint64 `json:"latencyMicrosecondsLog2"`
 }

@@ -29,15 +29,14 @@ type dnsbpfDnsBackendKey struct {
 }
 
 type dnsbpfDnsConfig struct {
-	_                structs.HostLayout
-	FlowTimeoutNs    uint64
-	QuestionSeed     uint64
-	NatPortMin       uint16
-	NatPortCount     uint16
-	Reserved         uint16
-	Reserved2        uint8
-	ZoneLengthsCount uint8
-	ZoneLengths      [32]uint8
+	_               structs.HostLayout
+	FlowTimeoutNs   uint64
+	QuestionSeed    uint64
+	NatPortMin      uint16
+	NatPortCount    uint16
+	Reserved        uint16
+	ZoneShapesCount uint16
+	ZoneShapes      [32]dnsbpfDnsZoneShape
 }
 
 type dnsbpfDnsCounters struct {
@@ -68,24 +67,19 @@ type dnsbpfDnsCounters struct {
 type dnsbpfDnsFlow struct {
 	_            structs.HostLayout
 	StartedNs    uint64
+	TimedNs      uint64
 	QuestionHash uint64
+	Endpoint     [16]uint8
 	Client       [16]uint8
 	Listener     [16]uint8
+	EndpointPort uint16
 	ClientPort   uint16
 	ListenerPort uint16
+	Id           uint16
 	Ifindex      uint32
 	Scope        dnsbpfDnsScope
-	Local        uint8
-	Reserved     [3]uint8
-}
-
-type dnsbpfDnsFlowKey struct {
-	_            structs.HostLayout
-	Endpoint     [16]uint8
-	EndpointPort uint16
-	NatPort      uint16
-	Id           uint16
-	Reserved     uint16
+	Local        uint32
+	Reserved     uint32
 }
 
 type dnsbpfDnsListener struct {
@@ -112,12 +106,15 @@ const (
 
 type dnsbpfDnsScratch struct {
 	_          structs.HostLayout
-	Wire       [280]uint8
-	Name       [280]uint8
+	Name       [272]uint8
+	Starts     [128]uint8
+	Labels     uint32
 	NameLength uint32
-	Group      uint32
+	QtypeBe    uint16
 	Backends4  uint16
 	Backends6  uint16
+	Reserved   uint16
+	Group      uint32
 }
 
 type dnsbpfDnsZone struct {
@@ -126,8 +123,14 @@ type dnsbpfDnsZone struct {
 	Backends4 uint16
 	Backends6 uint16
 	Length    uint32
-	Reserved  uint32
+	Labels    uint32
 	Name      [256]int8
+}
+
+type dnsbpfDnsZoneShape struct {
+	_      structs.HostLayout
+	Length uint8
+	Labels uint8
 }
 
 // Names of all BPF objects in the ELF.

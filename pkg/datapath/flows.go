@@ -4,27 +4,42 @@ package datapath
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"time"
+
+	"github.com/cilium/ebpf"
+	"golang.org/x/sys/unix"
 )
 
 // drainPoll is how often Drain looks: replies take about a millisecond, and the kernel tells nobody of the last one.
-const drainPoll = 2 * time.Millisecond
+const drainPoll = 10 * time.Millisecond
 
-// InFlight counts the steered queries whose reply has not come.
+// natPortsMax is DNS_NAT_PORTS_MAX.
+const natPortsMax = 16384
+
+// InFlight counts the steered queries that still wait for their reply.
 func (d *Datapath) InFlight() (count int, err error) {
-	var (
-		key   dnsbpfDnsFlowKey
-		value dnsbpfDnsFlow
-	)
-	entries := d.objects.DnsFlows.Iterate()
-	for entries.Next(&key, &value) {
-		count++
+	var now unix.Timespec
+	if err := unix.ClockGettime(unix.CLOCK_MONOTONIC_COARSE, &now); err != nil {
+		return 0, fmt.Errorf("read the clock: %w", err)
 	}
-	if err := entries.Err(); err != nil {
-		return 0, fmt.Errorf("walk map dns_flows: %w", err)
+	var cursor ebpf.MapBatchCursor
+	keys, flows := make([]uint32, natPortsMax), make([]dnsbpfDnsFlow, natPortsMax)
+	for {
+		n, err := d.objects.DnsFlows.BatchLookup(&cursor, keys, flows, nil)
+		if err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+			return 0, fmt.Errorf("read map dns_flows: %w", err)
+		}
+		for _, flow := range flows[:n] {
+			if flow.StartedNs != 0 && now.Nano()-int64(flow.StartedNs) <= d.options.FlowTimeout.Nanoseconds() {
+				count++
+			}
+		}
+		if err != nil {
+			return count, nil
+		}
 	}
-	return count, nil
 }
 
 // Drain waits until no steered query is in flight or ctx ends.

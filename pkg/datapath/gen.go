@@ -1,3 +1,3 @@
 package datapath
 
-//go:generate go tool bpf2go -cc clang-19 -strip llvm-strip-19 -target bpfel -tags linux -output-stem dnsbpf -type dns_scope dnsbpf ../../bpf/dnsbpf.bpf.c -- -O2 -g -Wall -Wextra -Werror -Wshadow -std=gnu11 -nostdinc -mcpu=v3 -I../../headers
+//go:generate go tool bpf2go -cc clang-19 -strip llvm-strip-19 -target bpfel -tags linux -output-stem dnsbpf -type dns_scope -type dns_zone_shape dnsbpf ../../bpf/dnsbpf.bpf.c -- -O2 -g -Wall -Wextra -Werror -Wshadow -std=gnu11 -nostdinc -mcpu=v3 -I../../headers

@@ -141,7 +141,7 @@ func (d *Datapath) configure() error {
 	}
 	config.FlowTimeoutNs = uint64(d.options.FlowTimeout.Nanoseconds())
 	config.NatPortMin = d.options.NATPorts.First
-	config.NatPortCount = uint16(min(d.options.NATPorts.count(), 1<<16-1))
+	config.NatPortCount = uint16(min(d.options.NATPorts.count(), natPortsMax))
 	return d.writeConfig(config)
 }
 

@@ -17,10 +17,10 @@ import (
 var ErrBadZone = errors.New("not a usable zone name")
 
 const (
-	nameMax        = 255    // octets of a name on the wire, RFC 1035 section 3.1
-	labelMax       = 63     // octets of a label, RFC 1035 section 2.3.4
-	zoneLengthsMax = 32     // DNS_ZONE_LENGTHS_MAX
-	backendV6      = 0x8000 // DNS_BACKEND_V6
+	nameMax       = 255    // octets of a name on the wire, RFC 1035 section 3.1
+	labelMax      = 63     // octets of a label, RFC 1035 section 2.3.4
+	zoneShapesMax = 32     // DNS_ZONE_SHAPES_MAX
+	backendV6     = 0x8000 // DNS_BACKEND_V6
 )
 
 // Backend is an endpoint that queries are steered to.
@@ -33,17 +33,19 @@ type Backend struct {
 	Ifindex uint32
 }
 
-// zoneKey is one zone in the form that the kernel compares: lower-case, a dot before each label, a final NUL.
+// zoneKey is one zone in the form that the kernel compares.
 type zoneKey struct {
-	dotted [256]int8
-	length uint32
+	dotted [256]int8 // lower-case, a dot before each label, NUL-padded
+	wire   [256]byte // the same with each label's length for the dot (RFC 1035 section 3.1)
+	length uint32    // octets of either, with one final NUL
+	labels uint32    // without the root
 }
 
 // newZoneKey converts a zone name, with or without its final dot.
 func newZoneKey(zone string) (zoneKey, error) {
 	var key zoneKey
 	name := strings.TrimSuffix(zone, ".")
-	dotted := ""
+	var dotted, wire string
 	if name != "" {
 		for label := range strings.SplitSeq(name, ".") {
 			if label == "" || len(label) > labelMax {
@@ -55,6 +57,8 @@ func newZoneKey(zone string) (zoneKey, error) {
 				}
 			}
 			dotted += "." + strings.ToLower(label)
+			wire += string(rune(len(label))) + strings.ToLower(label)
+			key.labels++
 		}
 	}
 	if len(dotted)+1 > nameMax {
@@ -63,19 +67,16 @@ func newZoneKey(zone string) (zoneKey, error) {
 	for i := range len(dotted) {
 		key.dotted[i] = int8(dotted[i])
 	}
+	copy(key.wire[:], wire)
 	key.length = uint32(len(dotted) + 1)
 	return key, nil
 }
 
 // hash is hash_name() of dns.h, seeded by the length.
 func (k zoneKey) hash() uint64 {
-	var octets [256]byte
-	for i, octet := range k.dotted {
-		octets[i] = byte(octet)
-	}
 	hash := uint64(k.length)
 	for offset := uint32(0); offset < k.length; offset += 8 {
-		word := binary.LittleEndian.Uint64(octets[offset:])
+		word := binary.LittleEndian.Uint64(k.wire[offset:])
 		hash = (hash ^ word) * 0x9e3779b97f4a7c15
 		hash ^= hash >> 32
 	}
@@ -89,7 +90,7 @@ func (d *Datapath) ReplaceZones(zones []string, backends []Backend) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 
-	keys, lengths, err := zoneKeys(zones)
+	keys, shapes, err := zoneKeys(zones)
 	if err != nil {
 		return err
 	}
@@ -100,7 +101,8 @@ func (d *Datapath) ReplaceZones(zones []string, backends []Backend) error {
 	}
 	for hash, key := range keys {
 		value := dnsbpfDnsZone{
-			Group: group, Backends4: counts.v4, Backends6: counts.v6, Length: key.length, Name: key.dotted,
+			Group: group, Backends4: counts.v4, Backends6: counts.v6,
+			Length: key.length, Labels: key.labels, Name: key.dotted,
 		}
 		if err := d.objects.DnsZones.Put(hash, value); err != nil {
 			return fmt.Errorf("write map dns_zones: %w", err)
@@ -110,7 +112,7 @@ func (d *Datapath) ReplaceZones(zones []string, backends []Backend) error {
 	if err != nil {
 		return err
 	}
-	config.ZoneLengthsCount = uint8(copy(config.ZoneLengths[:], lengths))
+	config.ZoneShapesCount = uint16(copy(config.ZoneShapes[:], shapes))
 	if err := d.writeConfig(config); err != nil {
 		return err
 	}
@@ -122,9 +124,10 @@ func (d *Datapath) ReplaceZones(zones []string, backends []Backend) error {
 	return d.dropGroupsExcept(group)
 }
 
-func zoneKeys(zones []string) (map[uint64]zoneKey, []uint8, error) {
+// zoneKeys returns the zones by their key in dns_zones, and their shapes, longest first: the longest zone wins.
+func zoneKeys(zones []string) (map[uint64]zoneKey, []dnsbpfDnsZoneShape, error) {
 	keys := make(map[uint64]zoneKey, len(zones))
-	var lengths []uint8
+	var shapes []dnsbpfDnsZoneShape
 	for _, zone := range zones {
 		key, err := newZoneKey(zone)
 		if err != nil {
@@ -135,15 +138,20 @@ func zoneKeys(zones []string) (map[uint64]zoneKey, []uint8, error) {
 			return nil, nil, fmt.Errorf("zone %q: %w: its hash is that of another zone", zone, ErrBadZone)
 		}
 		keys[hash] = key
-		if length := uint8(key.length); !slices.Contains(lengths, length) {
-			lengths = append(lengths, length)
+		if shape := key.shape(); !slices.Contains(shapes, shape) {
+			shapes = append(shapes, shape)
 		}
 	}
-	if len(lengths) > zoneLengthsMax {
-		return nil, nil, fmt.Errorf("zones have %d different lengths: %w: at most %d", len(lengths), ErrBadZone, zoneLengthsMax)
+	if len(shapes) > zoneShapesMax {
+		return nil, nil, fmt.Errorf("zones are of %d different lengths and label counts: %w: at most %d",
+			len(shapes), ErrBadZone, zoneShapesMax)
 	}
-	slices.SortFunc(lengths, func(a, b uint8) int { return int(b) - int(a) })
-	return keys, lengths, nil
+	slices.SortFunc(shapes, func(a, b dnsbpfDnsZoneShape) int { return int(b.Length) - int(a.Length) })
+	return keys, shapes, nil
+}
+
+func (k zoneKey) shape() dnsbpfDnsZoneShape {
+	return dnsbpfDnsZoneShape{Length: uint8(k.length), Labels: uint8(k.labels)}
 }
 
 type backendCounts struct{ v4, v6 uint16 }
