@@ -422,6 +422,7 @@ func TestKilledLeavesNothing(t *testing.T) {
 				var pid int
 				var ns string
 				if _, err := fmt.Sscanf(scanner.Text(), "namespace %d %s", &pid, &ns); err != nil {
+					t.Log(scanner.Text()) // what went wrong there
 					continue
 				}
 				namespaces = append(namespaces, ns)
