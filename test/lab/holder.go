@@ -49,8 +49,9 @@ func holderCommand(node, resolv string) (*exec.Cmd, error) {
 	return &exec.Cmd{
 		Path: self,
 		Args: []string{holderName, node},
-		Env:  []string{"PATH=/usr/sbin:/usr/bin:/sbin:/bin", "GOMAXPROCS=1", resolvEnv + "=" + resolv},
-		Dir:  "/",
+		// A binary with the race detector would sleep for a second before it ends.
+		Env: []string{"PATH=/usr/sbin:/usr/bin:/sbin:/bin", "GOMAXPROCS=1", "GORACE=atexit_sleep_ms=0", resolvEnv + "=" + resolv},
+		Dir: "/",
 		SysProcAttr: &syscall.SysProcAttr{
 			Cloneflags: unix.CLONE_NEWNET | unix.CLONE_NEWNS | unix.CLONE_NEWPID | unix.CLONE_NEWUTS,
 			// A session of its own: Ctrl-C is for the one who raised the lab, who then closes it in order.

@@ -299,8 +299,16 @@ func TestSnapshot(t *testing.T) {
 }
 
 // inNamespaces lists the processes of this machine that are in one of the network namespaces.
-func inNamespaces(t *testing.T, namespaces []string) []string {
+func inNamespaces(t *testing.T, pins []*os.File) []string {
 	t.Helper()
+	var namespaces []string
+	for _, f := range pins {
+		var stat unix.Stat_t
+		if err := unix.Fstat(int(f.Fd()), &stat); err != nil {
+			t.Fatal(err)
+		}
+		namespaces = append(namespaces, fmt.Sprintf("net:[%d]", stat.Ino))
+	}
 	links, err := filepath.Glob("/proc/[0-9]*/ns/net")
 	if err != nil {
 		t.Fatal(err)
@@ -314,17 +322,16 @@ func inNamespaces(t *testing.T, namespaces []string) []string {
 	return found
 }
 
-func namespacesOf(t *testing.T, l *lab.Lab) []string {
+// pin keeps a process's network namespace, so that its number is not given to another one while a test looks for
+// processes that are still in it.
+func pin(t *testing.T, pid int) *os.File {
 	t.Helper()
-	var namespaces []string
-	for _, n := range l.Nodes() {
-		ns, err := os.Readlink(fmt.Sprintf("/proc/%d/ns/net", n.PID()))
-		if err != nil {
-			t.Fatal(err)
-		}
-		namespaces = append(namespaces, ns)
+	f, err := os.Open(fmt.Sprintf("/proc/%d/ns/net", pid))
+	if err != nil {
+		t.Fatal(err)
 	}
-	return namespaces
+	t.Cleanup(func() { _ = f.Close() })
+	return f
 }
 
 func openFiles(t *testing.T) int {
@@ -353,7 +360,10 @@ func TestCloseLeavesNothing(t *testing.T) {
 	if err := l.CoreDNS(0).Pause(); err != nil {
 		t.Error(err)
 	}
-	namespaces := namespacesOf(t, l)
+	var namespaces []*os.File
+	for _, n := range l.Nodes() {
+		namespaces = append(namespaces, pin(t, n.PID()))
+	}
 	if got := len(inNamespaces(t, namespaces)); got < len(namespaces) {
 		t.Errorf("%d processes in %d nodes", got, len(namespaces))
 	}
@@ -363,7 +373,7 @@ func TestCloseLeavesNothing(t *testing.T) {
 	if left := inNamespaces(t, namespaces); len(left) != 0 {
 		t.Errorf("processes are left: %v", left)
 	}
-	if after := openFiles(t); after != before {
+	if after := openFiles(t) - len(namespaces); after != before {
 		t.Errorf("%d files were open before, %d are now", before, after)
 	}
 	if err := l.Host().Run(t.Context(), "true"); err == nil {
@@ -394,11 +404,7 @@ func raiseAndWait() error {
 		return err
 	}
 	for _, n := range l.Nodes() {
-		ns, err := os.Readlink(fmt.Sprintf("/proc/%d/ns/net", n.PID()))
-		if err != nil {
-			return err
-		}
-		fmt.Println("namespace", n.PID(), ns)
+		fmt.Println("node", n.PID())
 	}
 	fmt.Println("up")
 	select {}
@@ -416,15 +422,15 @@ func TestKilledLeavesNothing(t *testing.T) {
 			if err := cmd.Start(); err != nil {
 				t.Fatal(err)
 			}
-			var namespaces []string
+			var namespaces []*os.File
 			var holders []unix.PollFd
 			for scanner := bufio.NewScanner(out); scanner.Scan() && scanner.Text() != "up"; {
 				var pid int
-				var ns string
-				if _, err := fmt.Sscanf(scanner.Text(), "namespace %d %s", &pid, &ns); err != nil {
+				if _, err := fmt.Sscanf(scanner.Text(), "node %d", &pid); err != nil {
+					t.Log(scanner.Text()) // what went wrong there
 					continue
 				}
-				namespaces = append(namespaces, ns)
+				namespaces = append(namespaces, pin(t, pid))
 				fd, err := unix.PidfdOpen(pid, 0)
 				if err != nil {
 					t.Fatal(err)

@@ -142,8 +142,19 @@ func (s *Server) end(ctx context.Context, signal syscall.Signal) error {
 	}
 }
 
-// Pause stops the server in its tracks: it holds its sockets and answers nothing, like a hung process.
-func (s *Server) Pause() error { return s.signal(unix.SIGSTOP) }
+// Pause stops the server in its tracks: it holds its sockets and answers nothing, like a hung process. It returns
+// once all its threads stand still.
+func (s *Server) Pause() error {
+	if err := s.signal(unix.SIGSTOP); err != nil {
+		return err
+	}
+	for {
+		err := unix.Waitid(unix.P_PID, s.PID(), nil, unix.WSTOPPED, nil)
+		if !errors.Is(err, unix.EINTR) {
+			return err
+		}
+	}
+}
 
 // Resume lets a paused server go on; it then answers what has waited in its sockets.
 func (s *Server) Resume() error { return s.signal(unix.SIGCONT) }

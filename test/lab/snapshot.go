@@ -27,7 +27,6 @@ var listings = [][]string{
 	{"ip", "-6", "rule"},
 	{"ip", "-d", "route", "show", "table", "all"},
 	{"ip", "-d", "-6", "route", "show", "table", "all"},
-	{"tc", "qdisc"},
 	{"bpftool", "net"},
 	{"nft", "--stateless", "list", "ruleset"},
 	{"ss", "-Hlntu"},
@@ -35,6 +34,9 @@ var listings = [][]string{
 
 // volatile matches what changes in a listing by itself: the timers of bridges and their ports.
 var volatile = regexp.MustCompile(` *\b\w+_timer +[0-9.]+| +valid_lft \S+ preferred_lft \S+`)
+
+// filterHook matches a qdisc that tc filters can hang on, and the interface that has it.
+var filterHook = regexp.MustCompile(`qdisc (?:clsact|ingress) \S+ dev (\S+)`)
 
 // files of a node in a snapshot. The run directory of the lab itself and locks of iptables are left out.
 var snapshotTrees = []string{"/etc", "/run", "/var/lib", "/sys/fs/bpf"}
@@ -59,28 +61,35 @@ func (n *Node) Snapshot(ctx context.Context) (string, error) {
 	var b strings.Builder
 	section := func(title, text string) {
 		for line := range strings.Lines(text) {
-			line = strings.TrimRight(volatile.ReplaceAllString(line, ""), " \n")
+			line = strings.TrimRight(line, " \n")
 			if line != "" {
 				fmt.Fprintf(&b, "%s | %s | %s\n", n.name, title, line)
 			}
 		}
 	}
-	commands := slices.Clone(listings)
-	links, err := n.linkNames()
-	if err != nil {
-		return "", err
-	}
-	for _, link := range links {
-		for _, hook := range []string{"ingress", "egress"} {
-			commands = append(commands, []string{"tc", "filter", "show", "dev", link, hook})
-		}
-	}
-	for _, argv := range commands {
+	list := func(argv ...string) (string, error) {
 		out, err := n.Output(ctx, argv[0], argv[1:]...)
 		if err != nil {
 			return "", fmt.Errorf("take a snapshot: %w", err)
 		}
-		section(strings.Join(argv, " "), out)
+		section(strings.Join(argv, " "), volatile.ReplaceAllString(out, ""))
+		return out, nil
+	}
+	for _, argv := range listings {
+		if _, err := list(argv...); err != nil {
+			return "", err
+		}
+	}
+	qdiscs, err := list("tc", "qdisc")
+	if err != nil {
+		return "", err
+	}
+	for _, match := range filterHook.FindAllStringSubmatch(qdiscs, -1) {
+		for _, hook := range []string{"ingress", "egress"} {
+			if _, err := list("tc", "filter", "show", "dev", match[1], hook); err != nil {
+				return "", err
+			}
+		}
 	}
 	var settings, files, processes []string
 	if err := n.Do(func() (err error) {
@@ -99,21 +108,6 @@ func (n *Node) Snapshot(ctx context.Context) (string, error) {
 	section("file", strings.Join(files, "\n"))
 	section("process", strings.Join(processes, "\n"))
 	return b.String(), nil
-}
-
-// linkNames of the node, in the order of their index.
-func (n *Node) linkNames() ([]string, error) {
-	var names []string
-	err := n.Do(func() error {
-		entries, err := os.ReadDir("/sys/class/net")
-		for _, e := range entries {
-			if e.Type()&fs.ModeSymlink != 0 { // not the file bonding_masters
-				names = append(names, e.Name())
-			}
-		}
-		return err
-	})
-	return names, err
 }
 
 func listSettings() ([]string, error) {

@@ -271,7 +271,16 @@ func awaitLinks(ctx context.Context, node *Node) error {
 		}
 		waiting := ""
 		for _, link := range links {
-			if a := link.Attrs(); a.Flags&net.FlagLoopback == 0 && a.OperState != netlink.OperUp {
+			a := link.Attrs()
+			if a.Flags&net.FlagLoopback != 0 || a.OperState == netlink.OperUp {
+				continue
+			}
+			// The kernel reports a bridge's new state up to a second late, but newer ones at once to who asks for it by
+			// itself, which a list does not.
+			if link, err = h.LinkByIndex(a.Index); err != nil {
+				return fmt.Errorf("look at %s of %s: %w", a.Name, node.name, err)
+			}
+			if a = link.Attrs(); a.OperState != netlink.OperUp {
 				waiting = a.Name + " is " + a.OperState.String()
 			}
 		}
