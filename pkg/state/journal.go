@@ -154,15 +154,15 @@ func decode(raw []byte) (body, error) {
 	if env.Format != formatVersion {
 		return body{}, fmt.Errorf("format %d, not %d", env.Format, formatVersion)
 	}
-	sum, err := checksum(env.Body)
-	if err != nil {
+	var compact bytes.Buffer
+	if err := json.Compact(&compact, env.Body); err != nil {
 		return body{}, err
 	}
-	if sum != env.SHA256 {
+	if checksum(compact.Bytes()) != env.SHA256 {
 		return body{}, errors.New("checksum differs")
 	}
 	var b body
-	if err := json.Unmarshal(env.Body, &b); err != nil {
+	if err := json.Unmarshal(compact.Bytes(), &b); err != nil {
 		return body{}, err
 	}
 	return b, nil
@@ -173,24 +173,17 @@ func encode(b body) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	sum, err := checksum(raw)
-	if err != nil {
-		return nil, err
-	}
-	out, err := json.MarshalIndent(envelope{Format: formatVersion, SHA256: sum, Body: raw}, "", " ")
+	out, err := json.MarshalIndent(envelope{Format: formatVersion, SHA256: checksum(raw), Body: raw}, "", " ")
 	if err != nil {
 		return nil, err
 	}
 	return append(out, '\n'), nil
 }
 
-func checksum(raw []byte) (string, error) {
-	var compact bytes.Buffer
-	if err := json.Compact(&compact, raw); err != nil {
-		return "", err
-	}
-	sum := sha256.Sum256(compact.Bytes())
-	return hex.EncodeToString(sum[:]), nil
+// checksum wants compact JSON.
+func checksum(raw []byte) string {
+	sum := sha256.Sum256(raw)
+	return hex.EncodeToString(sum[:])
 }
 
 // Recovered is not nil if Open had to fall back on the generation before, of
@@ -276,6 +269,10 @@ func (j *Journal) update(what string, change func(*body) bool) error {
 	next.Generation++
 	raw, err := encode(next)
 	if err != nil {
+		return fmt.Errorf("%s: %w", what, err)
+	}
+	// What is kept in memory is what the next Open reads, to the byte.
+	if next, err = decode(raw); err != nil {
 		return fmt.Errorf("%s: %w", what, err)
 	}
 	if err := j.write(raw); err != nil {
