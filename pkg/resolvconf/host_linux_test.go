@@ -146,7 +146,7 @@ func (h host) clean(t testing.TB) {
 	j, err := state.Open(h.state)
 	must(t, err)
 	if !j.Empty() {
-		t.Errorf("journal still has %v", j.Changes())
+		t.Errorf("journal still has %d changes", len(j.Changes()))
 	}
 }
 

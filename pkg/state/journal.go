@@ -81,6 +81,7 @@ type Journal struct {
 	mu       sync.Mutex
 	cur      body
 	keepPrev bool // prev is the only whole generation on disk
+	unsure   bool // a write failed, so the disk may be ahead of cur
 }
 
 // Open reads the journal in dir. A missing file, or a missing dir, is an empty
@@ -263,7 +264,7 @@ func (j *Journal) update(what string, change func(*body) bool) error {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	next := j.cur
-	if !change(&next) {
+	if !change(&next) && !j.unsure {
 		return nil
 	}
 	next.Generation++
@@ -276,9 +277,10 @@ func (j *Journal) update(what string, change func(*body) bool) error {
 		return fmt.Errorf("%s: %w", what, err)
 	}
 	if err := j.write(raw); err != nil {
+		j.unsure = true
 		return fmt.Errorf("%s: write %s: %w", what, j.path, err)
 	}
-	j.cur = next
+	j.cur, j.unsure = next, false
 	return nil
 }
 
@@ -352,7 +354,7 @@ func (j *Journal) Clear() error {
 	if err := j.fs.SyncDir(j.dir); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("clear journal: %w", err)
 	}
-	j.cur, j.keepPrev = body{}, false
+	j.cur, j.keepPrev, j.unsure = body{}, false, false
 	return nil
 }
 
