@@ -135,7 +135,7 @@ func (p Publish) render(servers []netip.Addr) (text []byte, dropped []Skip) {
 		}
 		if i >= maxSearchNames || chars > maxSearchChars {
 			dropped = append(dropped, Skip{Text: name, Reason: "a kubelet takes 32 search names in 2048 characters"})
-			break
+			continue
 		}
 		search = append(search, name)
 	}

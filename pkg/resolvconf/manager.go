@@ -248,19 +248,23 @@ func (r record) ours(o object) bool {
 	return ok
 }
 
-// isOriginal reports whether o is the original: the same object whatever has
-// become of its content, or an equal one.
+// isOriginal reports whether o is the original.
 func (r record) isOriginal(o object) bool {
-	if !r.known || o.Type != r.original.Type || r.ours(o) {
+	return r.known && !r.ours(o) && r.original.is(o)
+}
+
+// is reports whether o is the same object, whatever has become of its content,
+// or an equal one.
+func (r original) is(o object) bool {
+	switch {
+	case o.Type != r.Type:
 		return false
-	}
-	switch o.Type {
-	case TypeMissing:
+	case o.Type == TypeMissing:
 		return true
-	case TypeSymlink:
-		return o.link == string(r.original.Link)
-	case TypeRegular:
-		return o.info.SameFile(r.original.Info) || !o.tooLarge && digest(o.content) == r.original.SHA256
+	case o.Type == TypeSymlink:
+		return o.link == string(r.Link)
+	case o.Type == TypeRegular:
+		return o.info.SameFile(r.Info) || !o.tooLarge && digest(o.content) == r.SHA256
 	}
 	return false
 }

@@ -18,7 +18,7 @@ const (
 	// whether a file is ours, unchanged, when the journal is lost.
 	sumPrefix = "# checksum: sha256:"
 	// createdMark stands in the header if there was no file before ours.
-	createdMark = "# Original: none, there was no such file."
+	createdMark = "# Original:  none, there was no such file."
 
 	// maxNameservers is MAXNS of resolv.h: a resolver reads no more.
 	maxNameservers = 3

@@ -106,7 +106,7 @@ func (m *Manager) takeOver(s survey, t TakeOver) error {
 	if err != nil {
 		return m.undone(m.explain("take over "+m.path, err))
 	}
-	method, err := m.install(s.cur, orig, text)
+	method, err := m.install(orig, text)
 	if err != nil {
 		return m.undone(m.explain("take over "+m.path, err))
 	}
@@ -148,7 +148,7 @@ func (m *Manager) describe(s survey) (original, error) {
 }
 
 // install does A6 and A7 and names the way that worked.
-func (m *Manager) install(cur object, orig original, text []byte) (string, error) {
+func (m *Manager) install(orig original, text []byte) (string, error) {
 	// Under our own names, so from an attach whose journal was lost.
 	for _, name := range []string{m.parked, m.fresh} {
 		err := m.fs.Remove(name)
@@ -159,10 +159,10 @@ func (m *Manager) install(cur object, orig original, text []byte) (string, error
 			return "", err
 		}
 	}
-	if !cur.exists() {
+	if orig.Type == TypeMissing {
 		return m.create(orig, text)
 	}
-	return m.exchange(cur, orig, text)
+	return m.exchange(orig, text)
 }
 
 // write makes our file under name, durable with its name.
@@ -212,7 +212,7 @@ func cannot(err error) bool {
 	return errors.Is(err, syscall.EINVAL) || errors.Is(err, syscall.ENOSYS) || errors.Is(err, syscall.EOPNOTSUPP)
 }
 
-func (m *Manager) exchange(cur object, orig original, text []byte) (string, error) {
+func (m *Manager) exchange(orig original, text []byte) (string, error) {
 	// Made under the parked name at once: with the swap the original is there,
 	// and at no time does our header name a place where it isn't.
 	if err := m.at("A6", func() error { return m.write(m.parked, orig, text) }); err != nil {
@@ -222,7 +222,7 @@ func (m *Manager) exchange(cur object, orig original, text []byte) (string, erro
 	err := m.at("A7", func() error {
 		err := m.fs.Exchange(m.parked, m.path)
 		if cannot(err) {
-			if method, err = m.park(orig, cur); err != nil {
+			if method, err = m.park(orig); err != nil {
 				return err
 			}
 			return m.fs.SyncDir(m.dir)
@@ -230,11 +230,12 @@ func (m *Manager) exchange(cur object, orig original, text []byte) (string, erro
 		if err != nil {
 			return err
 		}
-		got, err := m.fs.Lstat(m.parked)
+		got, err := m.look(m.parked)
 		if err != nil {
 			return err
 		}
-		if !got.SameFile(cur.info) {
+		// By content if need be: an overlay gives another inode at copy-up.
+		if !orig.is(got) {
 			// Somebody replaced the file since A1, so it isn't the one we saved.
 			if err := m.fs.Exchange(m.parked, m.path); err != nil {
 				return err
@@ -249,7 +250,7 @@ func (m *Manager) exchange(cur object, orig original, text []byte) (string, erro
 // park is for systems without RENAME_EXCHANGE: a second name for the original,
 // or where there are no hard links a copy, and then ours over the first name.
 // Our file was made under the parked name.
-func (m *Manager) park(orig original, cur object) (string, error) {
+func (m *Manager) park(orig original) (string, error) {
 	if err := m.fs.Rename(m.parked, m.fresh); err != nil {
 		return "", err
 	}
@@ -266,11 +267,11 @@ func (m *Manager) park(orig original, cur object) (string, error) {
 	if err := m.fs.SyncDir(m.dir); err != nil {
 		return "", err
 	}
-	now, err := m.fs.Lstat(m.path)
+	now, err := m.look(m.path)
 	if err != nil {
 		return "", err
 	}
-	if !now.SameFile(cur.info) {
+	if !orig.is(now) {
 		return "", fmt.Errorf("%w: try again", ErrChanged)
 	}
 	return method, m.fs.Rename(m.fresh, m.path)

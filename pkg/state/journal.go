@@ -81,6 +81,7 @@ type Journal struct {
 	mu       sync.Mutex
 	cur      body
 	keepPrev bool // prev is the only whole generation on disk
+	unsure   bool // a write failed, so the disk may be ahead of cur
 }
 
 // Open reads the journal in dir. A missing file, or a missing dir, is an empty
@@ -154,15 +155,15 @@ func decode(raw []byte) (body, error) {
 	if env.Format != formatVersion {
 		return body{}, fmt.Errorf("format %d, not %d", env.Format, formatVersion)
 	}
-	sum, err := checksum(env.Body)
-	if err != nil {
+	var compact bytes.Buffer
+	if err := json.Compact(&compact, env.Body); err != nil {
 		return body{}, err
 	}
-	if sum != env.SHA256 {
+	if checksum(compact.Bytes()) != env.SHA256 {
 		return body{}, errors.New("checksum differs")
 	}
 	var b body
-	if err := json.Unmarshal(env.Body, &b); err != nil {
+	if err := json.Unmarshal(compact.Bytes(), &b); err != nil {
 		return body{}, err
 	}
 	return b, nil
@@ -173,24 +174,17 @@ func encode(b body) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	sum, err := checksum(raw)
-	if err != nil {
-		return nil, err
-	}
-	out, err := json.MarshalIndent(envelope{Format: formatVersion, SHA256: sum, Body: raw}, "", " ")
+	out, err := json.MarshalIndent(envelope{Format: formatVersion, SHA256: checksum(raw), Body: raw}, "", " ")
 	if err != nil {
 		return nil, err
 	}
 	return append(out, '\n'), nil
 }
 
-func checksum(raw []byte) (string, error) {
-	var compact bytes.Buffer
-	if err := json.Compact(&compact, raw); err != nil {
-		return "", err
-	}
-	sum := sha256.Sum256(compact.Bytes())
-	return hex.EncodeToString(sum[:]), nil
+// checksum wants compact JSON.
+func checksum(raw []byte) string {
+	sum := sha256.Sum256(raw)
+	return hex.EncodeToString(sum[:])
 }
 
 // Recovered is not nil if Open had to fall back on the generation before, of
@@ -270,7 +264,7 @@ func (j *Journal) update(what string, change func(*body) bool) error {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	next := j.cur
-	if !change(&next) {
+	if !change(&next) && !j.unsure {
 		return nil
 	}
 	next.Generation++
@@ -278,10 +272,15 @@ func (j *Journal) update(what string, change func(*body) bool) error {
 	if err != nil {
 		return fmt.Errorf("%s: %w", what, err)
 	}
+	// What is kept in memory is what the next Open reads, to the byte.
+	if next, err = decode(raw); err != nil {
+		return fmt.Errorf("%s: %w", what, err)
+	}
 	if err := j.write(raw); err != nil {
+		j.unsure = true
 		return fmt.Errorf("%s: write %s: %w", what, j.path, err)
 	}
-	j.cur = next
+	j.cur, j.unsure = next, false
 	return nil
 }
 
@@ -355,7 +354,7 @@ func (j *Journal) Clear() error {
 	if err := j.fs.SyncDir(j.dir); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("clear journal: %w", err)
 	}
-	j.cur, j.keepPrev = body{}, false
+	j.cur, j.keepPrev, j.unsure = body{}, false, false
 	return nil
 }
 
