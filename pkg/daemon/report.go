@@ -201,7 +201,7 @@ func Status(ctx context.Context, c config.Config) (status.Report, error) {
 	if err != nil {
 		return status.Report{}, err
 	}
-	report = status.Report{Attached: !journal.Empty(), Zones: []status.Zone{}, Endpoints: []status.Endpoint{}}
+	report = status.Report{Attached: isAttached(journal, manager), Zones: []status.Zone{}, Endpoints: []status.Endpoint{}}
 	report.Resolver.Upstreams = []string{}
 	report.Datapath.Programs = []status.Program{}
 	report.Forwarder.Listen = []string{}
@@ -222,6 +222,18 @@ func Status(ctx context.Context, c config.Config) (status.Report, error) {
 	fillDatapath(&report, c)
 	slices.Sort(report.Problems)
 	return report, nil
+}
+
+// isAttached tells an attachment whose daemon is dead from the remains of one: a resolver file that somebody else has
+// replaced stays in the journal after a detach, so that its original is not lost.
+func isAttached(journal *state.Journal, manager *resolvconf.Manager) bool {
+	for _, change := range journal.Changes() {
+		if slices.Contains(undoOrder, change.Kind) {
+			return true
+		}
+	}
+	now, err := manager.State()
+	return err == nil && now == resolvconf.StateOurs
 }
 
 func askDaemon(ctx context.Context, socket string) (report status.Report, err error) {

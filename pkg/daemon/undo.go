@@ -24,6 +24,9 @@ const (
 	changeFilter = "filter" // name: the attachment's, data: filterChange
 )
 
+// undoOrder is the order in which the kinds are undone: after the resolver, and filters before the maps they use.
+var undoOrder = []string{changeFilter, changePins, changeSysctl}
+
 type sysctlChange struct {
 	Old string `json:"old"`
 	New string `json:"new"`
@@ -38,7 +41,7 @@ func undo(c config.Config, journal *state.Journal, log *zap.Logger) ([]string, e
 		return done, err
 	}
 	var errs []error
-	for _, kind := range []string{changeFilter, changePins, changeSysctl} {
+	for _, kind := range undoOrder {
 		changes := slices.Clone(journal.Changes())
 		slices.Reverse(changes)
 		for _, change := range changes {
