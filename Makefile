@@ -6,11 +6,6 @@ VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo unkn
 LDFLAGS := -s -w -X main.version=$(VERSION)
 FUZZTIME ?= 30s
 
-# The compiler is pinned: a program that one clang's code passes the verifier with may fail with another's. bpf2go reads
-# these two by itself, and runs in pkg/datapath.
-export BPF2GO_CC     ?= clang-19
-export BPF2GO_CFLAGS ?= -O2 -g -Wall -Wextra -Werror -I../../headers -I../../bpf
-
 # System tools such as unbound and bpftool live in sbin, which is not in every user's path.
 export PATH := $(PATH):/usr/sbin:/sbin
 
@@ -33,7 +28,7 @@ build: ## build bin/k2s-dnsbpf (static; the eBPF objects are committed, so no cl
 	CGO_ENABLED=0 go build -trimpath -ldflags '$(LDFLAGS)' -o bin/k2s-dnsbpf ./cmd/k2s-dnsbpf
 
 generate: ## compile the eBPF programs and write their Go bindings
-	$(call say,compiling the eBPF programs with $(BPF2GO_CC))
+	$(call say,compiling the eBPF programs)
 	@scripts/bootstrap generate
 	go generate ./pkg/datapath
 
