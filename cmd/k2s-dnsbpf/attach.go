@@ -51,7 +51,15 @@ the host has now. Returns when the host resolves through it; the daemon stays in
 		}
 		err = attachInBackground(cmd.Context(), c)
 		if errors.Is(err, daemon.ErrAttached) {
-			fmt.Fprintln(cmd.OutOrStdout(), "already attached: see k2s-dnsbpf status; to change settings, detach first")
+			changed, err := daemon.Reload(cmd.Context(), c)
+			switch {
+			case err != nil:
+				return err
+			case changed:
+				fmt.Fprintln(cmd.OutOrStdout(), "already attached: went over to the new settings")
+			default:
+				fmt.Fprintln(cmd.OutOrStdout(), "already attached")
+			}
 			return nil
 		}
 		if err != nil {

@@ -72,16 +72,22 @@ type Config struct {
 // Default returns the settings of a host that says nothing.
 func Default() Config {
 	return Config{
-		Topology:   TopologyNativeLinux,
-		Zones:      []string{DefaultZone},
-		Resolver:   ResolverTakeover,
-		BPF:        true,
-		Wait:       DefaultWait,
-		ResolvConf: DefaultResolvConf,
-		StateDir:   DefaultStateDir,
-		RunDir:     DefaultRunDir,
-		BPFFS:      DefaultBPFFS,
-		LogLevel:   DefaultLogLevel,
+		Topology:          TopologyNativeLinux,
+		Kubeconfig:        "",  // searched for
+		DNSEndpoints:      nil, // discovered
+		Zones:             []string{DefaultZone},
+		ServiceCIDRs:      nil,
+		PodCIDRs:          nil,
+		KubeSwitchAddress: netip.Addr{}, // DefaultKubeSwitchAddress if an interface has it
+		Upstreams:         nil,          // the host's own
+		Resolver:          ResolverTakeover,
+		BPF:               true,
+		Wait:              DefaultWait,
+		ResolvConf:        DefaultResolvConf,
+		StateDir:          DefaultStateDir,
+		RunDir:            DefaultRunDir,
+		BPFFS:             DefaultBPFFS,
+		LogLevel:          DefaultLogLevel,
 	}
 }
 

@@ -9,8 +9,6 @@ import (
 	"fmt"
 	"net/netip"
 	"path/filepath"
-	"slices"
-	"sync"
 	"time"
 
 	"go.uber.org/zap"
@@ -25,12 +23,12 @@ import (
 )
 
 // attach is the whole way up: check, load, listen, discover, attach, test, and the resolver last, so that no program
-// is ever pointed at something that does not answer. ctx ends the attempt; running is the life of what it starts.
-func (d *Daemon) attach(ctx, running context.Context, background *sync.WaitGroup) error {
+// is ever pointed at something that does not answer.
+func (d *Daemon) attach(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, d.config.Wait)
 	defer cancel()
 
-	snapshot, err := d.check(ctx, running, background)
+	snapshot, err := d.check(ctx)
 	if err != nil {
 		return err
 	}
@@ -64,11 +62,8 @@ func (d *Daemon) attach(ctx, running context.Context, background *sync.WaitGroup
 
 // check reads and judges everything, and binds the sockets, which nobody sees until they are asked. It changes nothing
 // on the host.
-func (d *Daemon) check(ctx, running context.Context, background *sync.WaitGroup) (discovery.Snapshot, error) {
+func (d *Daemon) check(ctx context.Context) (discovery.Snapshot, error) {
 	var none discovery.Snapshot
-	if err := d.findZones(); err != nil {
-		return none, err
-	}
 	if err := d.findListeners(); err != nil {
 		return none, err
 	}
@@ -77,10 +72,11 @@ func (d *Daemon) check(ctx, running context.Context, background *sync.WaitGroup)
 			return none, err
 		}
 	}
-	if err := d.findUpstreams(); err != nil {
+	if err := d.inspectResolver(); err != nil {
 		return none, err
 	}
-	if err := d.findSource(); err != nil {
+	var err error
+	if d.routing, err = d.newRouting(d.config); err != nil {
 		return none, err
 	}
 	server, err := forwarder.New(forwarder.Options{Listen: d.listen, Logger: d.log.Named("forwarder")})
@@ -95,76 +91,39 @@ func (d *Daemon) check(ctx, running context.Context, background *sync.WaitGroup)
 	if err := d.forwarder.Listen(ctx); err != nil {
 		return none, err
 	}
-	background.Go(func() {
-		if err := d.source.Run(running); err != nil {
-			d.log.Error("discovery ended", zap.Error(err))
-		}
-	})
-	return d.source.WaitForSync(ctx)
+	d.routing.start(d.log)
+	return d.routing.source.WaitForSync(ctx)
 }
 
-// findZones joins the configured zones and the reverse zones of the cluster's address ranges.
-func (d *Daemon) findZones() error {
-	reverse, err := discovery.ReverseZones(slices.Concat(d.config.ServiceCIDRs, d.config.PodCIDRs)...)
-	if err != nil {
-		return err
-	}
-	d.zones = slices.Concat(d.config.Zones, reverse)
-	return nil
-}
-
-// findUpstreams looks at the resolver's state, and takes the host's servers from it unless the user named some.
-func (d *Daemon) findUpstreams() error {
-	own := make([]netip.Addr, 0, len(d.listen))
-	for _, address := range d.listen {
-		own = append(own, address.Addr())
-	}
+// inspectResolver looks at the resolver's state and judges whether it can be taken over, if it is to be.
+func (d *Daemon) inspectResolver() error {
 	manager, err := resolvconf.New(resolvconf.Options{
 		Path: d.config.ResolvConf, StateDir: d.config.StateDir, Journal: d.journal,
-		Logger: d.log.Named("resolver"), Listen: own, Version: d.version,
+		Logger: d.log.Named("resolver"), Listen: d.ownAddresses(), Version: d.version,
 	})
 	if err != nil {
 		return err
 	}
 	d.resolver = manager
-	d.inspection, err = manager.Inspect()
-	if err != nil {
+	if d.inspection, err = manager.Inspect(); err != nil {
 		return err
 	}
-	d.upstreams = d.config.Upstreams
-	if len(d.upstreams) == 0 {
-		for _, upstream := range d.inspection.Upstreams {
-			d.upstreams = append(d.upstreams, netip.AddrPortFrom(upstream.Addr, config.DNSPort))
-		}
+	if d.config.Resolver != config.ResolverTakeover {
+		return nil
 	}
 	var ignore []error
 	if len(d.config.Upstreams) > 0 {
 		ignore = append(ignore, resolvconf.ErrNoUpstream)
 	}
-	if d.config.Resolver == config.ResolverTakeover {
-		return d.inspection.Refused(ignore...)
-	}
-	return nil
+	return d.inspection.Refused(ignore...)
 }
 
-func (d *Daemon) findSource() error {
-	if len(d.config.DNSEndpoints) > 0 {
-		d.source = discovery.Static(d.config.DNSEndpoints)
-		return nil
+func (d *Daemon) ownAddresses() []netip.Addr {
+	own := make([]netip.Addr, 0, len(d.listen))
+	for _, address := range d.listen {
+		own = append(own, address.Addr())
 	}
-	options := discovery.Options{Kubeconfig: d.config.Kubeconfig, Logger: d.log.Named("discovery")}
-	path, why, err := discovery.FindKubeconfig(options)
-	if err != nil {
-		return err
-	}
-	d.kubeconfig = path
-	d.log.Info("cluster", zap.String("path", path), zap.String("reason", why))
-	watcher, err := discovery.New(options)
-	if err != nil {
-		return err
-	}
-	d.source = watcher
-	return nil
+	return own
 }
 
 // begin opens the journal's new page. From here on the host is changed, and every change is recorded before.
@@ -217,19 +176,15 @@ func (d *Daemon) setSysctl(name, value string) error {
 // publishKubeletFile gives a kubelet on this host a file to hand to pods that does not point at our loopback address.
 // Without an upstream that a pod could reach there is nothing to publish, which is no reason not to attach.
 func (d *Daemon) publishKubeletFile() error {
-	upstreams := make([]netip.Addr, 0, len(d.upstreams))
-	for _, upstream := range d.upstreams {
+	upstreams := make([]netip.Addr, 0, len(d.routing.upstreams))
+	for _, upstream := range d.routing.upstreams {
 		if upstream.Port() == config.DNSPort {
 			upstreams = append(upstreams, upstream.Addr())
 		}
 	}
-	own := make([]netip.Addr, 0, len(d.listen))
-	for _, address := range d.listen {
-		own = append(own, address.Addr())
-	}
 	_, err := resolvconf.PublishKubelet(resolvconf.Publish{
 		Path:      filepath.Join(d.config.StateDir, resolvconf.KubeletFile),
-		Upstreams: upstreams, Own: own, Base: d.inspection.File,
+		Upstreams: upstreams, Own: d.ownAddresses(), Base: d.inspection.File,
 	})
 	if errors.Is(err, resolvconf.ErrNothingToPublish) {
 		d.log.Warn("no resolver file for pods", zap.Error(err))

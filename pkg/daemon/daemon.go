@@ -50,19 +50,17 @@ type Daemon struct {
 
 	lock      *state.Locked
 	journal   *state.Journal
-	source    discovery.Source
 	resolver  *resolvconf.Manager
 	forwarder *forwarder.Server
 	datapath  *datapath.Datapath // nil without BPF
 
-	zones      []string // configured and reverse zones
-	upstreams  []netip.AddrPort
 	inspection resolvconf.Inspection
 	clients    *netdev.Interface // of the KubeSwitch address, nil without one
 	listen     []netip.AddrPort
-	kubeconfig string
+	reloads    chan *reload
 
-	mu        sync.Mutex // guards what follows, which apply changes and reports read
+	mu        sync.Mutex // guards config and what follows, which serve changes and reports read
+	routing   routing
 	snapshot  discovery.Snapshot
 	endpoints []endpoint
 	started   time.Time
@@ -79,7 +77,10 @@ func CheckPrivilege(verb string) error {
 
 // New prepares a Daemon and touches nothing. The configuration must be valid.
 func New(c config.Config, version string, log *zap.Logger) *Daemon {
-	return &Daemon{config: c, version: version, log: log, problems: make(map[string]string)}
+	return &Daemon{
+		config: c, version: version, log: log,
+		reloads: make(chan *reload), problems: make(map[string]string),
+	}
 }
 
 // Run attaches, calls ready, serves until ctx ends, and detaches. An error before ready means that nothing is changed
@@ -90,18 +91,21 @@ func (d *Daemon) Run(ctx context.Context, ready func()) (err error) {
 	}
 	defer func() { err = errors.Join(err, d.release()) }()
 
-	running, stop := context.WithCancel(context.WithoutCancel(ctx))
-	var background sync.WaitGroup
-	defer func() {
-		stop()
-		background.Wait()
-	}()
+	undoRedirect := discovery.RedirectKlog(d.log.Named("kubernetes"))
+	defer undoRedirect()
+	defer func() { d.routing.stop() }()
 	defer func() { err = errors.Join(err, d.detach(context.WithoutCancel(ctx))) }()
 
-	if err := d.attach(ctx, running, &background); err != nil {
+	if err := d.attach(ctx); err != nil {
 		return err
 	}
-	d.log.Info("attached", zap.Strings("zones", d.zones), zap.Stringers("upstreams", d.upstreams))
+	// Before ready: who has been told so may ask for the status.
+	control, err := d.listenControl()
+	if err != nil {
+		return err
+	}
+	defer control.Close()
+	d.log.Info("attached", zap.Strings("zones", d.routing.zones), zap.Stringers("upstreams", d.routing.upstreams))
 	ready()
 	return d.serve(ctx)
 }
@@ -143,14 +147,8 @@ func (d *Daemon) release() error {
 	return removeRunDir(d.config, lock)
 }
 
-// serve follows endpoints, routes and clients of the control socket until ctx ends or one of them fails.
+// serve follows endpoints, routes and new settings until ctx ends.
 func (d *Daemon) serve(ctx context.Context) error {
-	control, err := d.listenControl()
-	if err != nil {
-		return err
-	}
-	defer control.Close()
-
 	changes, err := netdev.Changes(ctx)
 	if err != nil {
 		return err
@@ -159,8 +157,10 @@ func (d *Daemon) serve(ctx context.Context) error {
 		select {
 		case <-ctx.Done():
 			return nil
-		case snapshot := <-d.source.Snapshots():
+		case snapshot := <-d.routing.source.Snapshots():
 			d.apply(snapshot)
+		case request := <-d.reloads:
+			request.done <- d.commit(request)
 		case _, open := <-changes:
 			if !open {
 				changes = nil

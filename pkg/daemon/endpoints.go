@@ -70,11 +70,11 @@ func (d *Daemon) program(snapshot discovery.Snapshot) error {
 }
 
 func (d *Daemon) routes(endpoints []netip.AddrPort) forwarder.Routes {
-	zones := make(map[string][]netip.AddrPort, len(d.zones))
-	for _, zone := range d.zones {
+	zones := make(map[string][]netip.AddrPort, len(d.routing.zones))
+	for _, zone := range d.routing.zones {
 		zones[zone] = endpoints
 	}
-	return forwarder.Routes{Zones: zones, Upstreams: d.upstreams}
+	return forwarder.Routes{Zones: zones, Upstreams: d.routing.upstreams}
 }
 
 // programDatapath attaches where replies come in before queries are steered there. Attachments that the old endpoints
@@ -92,7 +92,7 @@ func (d *Daemon) programDatapath(endpoints []endpoint) error {
 			})
 		}
 	}
-	return d.datapath.ReplaceZones(d.zones, backends)
+	return d.datapath.ReplaceZones(d.routing.zones, backends)
 }
 
 // attachments lists the hooks in the order in which they must be attached: replies, then queries.

@@ -6,7 +6,6 @@ import (
 	"context"
 	"fmt"
 	"path/filepath"
-	"sync"
 
 	"go.uber.org/zap"
 
@@ -31,16 +30,13 @@ func Plan(ctx context.Context, c config.Config, log *zap.Logger) (lines []string
 	if !d.journal.Empty() {
 		lines = append(lines, "undo what an earlier attachment left")
 	}
-	var background sync.WaitGroup
-	running, stop := context.WithCancel(ctx)
 	defer func() {
-		stop()
-		background.Wait()
+		d.routing.stop()
 		if d.forwarder != nil {
 			_ = d.forwarder.Shutdown(ctx)
 		}
 	}()
-	snapshot, err := d.check(ctx, running, &background)
+	snapshot, err := d.check(ctx)
 	if err != nil {
 		return lines, err
 	}
@@ -61,7 +57,7 @@ func (d *Daemon) describe(endpoints []endpoint) (lines []string) {
 			say("attach %s", attachment)
 		}
 	}
-	for _, zone := range d.zones {
+	for _, zone := range d.routing.zones {
 		say("answer zone %s from CoreDNS", zone)
 	}
 	for _, e := range endpoints {
@@ -71,7 +67,7 @@ func (d *Daemon) describe(endpoints []endpoint) (lines []string) {
 		}
 		say("endpoint %s (%s), %s", e.Address, e.Source, how)
 	}
-	for _, upstream := range d.upstreams {
+	for _, upstream := range d.routing.upstreams {
 		say("send all other names to %s", upstream)
 	}
 	if d.config.Resolver == config.ResolverTakeover {

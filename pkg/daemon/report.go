@@ -7,14 +7,10 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"net"
 	"net/http"
 	"os"
-	"path/filepath"
 	"slices"
 	"time"
-
-	"go.uber.org/zap"
 
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/config"
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/datapath"
@@ -22,38 +18,6 @@ import (
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/state"
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/status"
 )
-
-// controlTimeout bounds a request to the daemon: one that is stopped must not hang its asker.
-const controlTimeout = time.Second
-
-// listenControl serves the report on a socket that every user may read: it holds no secret and takes no order.
-func (d *Daemon) listenControl() (*http.Server, error) {
-	path := filepath.Join(d.config.RunDir, controlFile)
-	if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
-		return nil, fmt.Errorf("remove stale control socket: %w", err)
-	}
-	listener, err := net.Listen("unix", path)
-	if err != nil {
-		return nil, fmt.Errorf("listen on control socket: %w", err)
-	}
-	if err := os.Chmod(path, 0o666); err != nil {
-		return nil, errors.Join(fmt.Errorf("open control socket to all users: %w", err), listener.Close())
-	}
-	mux := http.NewServeMux()
-	mux.HandleFunc("GET /status", func(w http.ResponseWriter, _ *http.Request) {
-		w.Header().Set("Content-Type", "application/json")
-		if err := json.NewEncoder(w).Encode(d.report()); err != nil {
-			d.log.Debug("status not sent", zap.Error(err))
-		}
-	})
-	server := &http.Server{Handler: mux, ReadHeaderTimeout: controlTimeout}
-	go func() {
-		if err := server.Serve(listener); !errors.Is(err, http.ErrServerClosed) {
-			d.log.Error("control socket failed", zap.Error(err))
-		}
-	}()
-	return server, nil
-}
 
 func (d *Daemon) report() status.Report {
 	d.mu.Lock()
@@ -65,7 +29,7 @@ func (d *Daemon) report() status.Report {
 		Since:      &since,
 		Version:    d.version,
 		PID:        os.Getpid(),
-		Kubeconfig: d.kubeconfig,
+		Kubeconfig: d.routing.kubeconfig,
 		Discovery:  &status.Discovery{Updated: d.snapshot.Updated, Stale: d.snapshot.Stale, Reason: d.snapshot.Reason},
 	}
 	for _, about := range []string{"resolver", "endpoints"} {
@@ -76,11 +40,11 @@ func (d *Daemon) report() status.Report {
 	if d.snapshot.Stale {
 		report.Problems = append(report.Problems, "endpoints can't be confirmed: "+d.snapshot.Reason)
 	}
-	report.Resolver.Upstreams = make([]string, 0, len(d.upstreams))
-	for _, upstream := range d.upstreams {
+	report.Resolver.Upstreams = make([]string, 0, len(d.routing.upstreams))
+	for _, upstream := range d.routing.upstreams {
 		report.Resolver.Upstreams = append(report.Resolver.Upstreams, upstream.String())
 	}
-	for _, zone := range d.zones {
+	for _, zone := range d.routing.zones {
 		report.Zones = append(report.Zones, status.Zone{Name: zone, Group: "cluster"})
 	}
 	stats := d.forwarder.Stats()
@@ -180,7 +144,8 @@ func fillDatapath(report *status.Report, c config.Config) {
 
 // Status reports on this host: what the daemon says if it answers, else what can be seen without it.
 func Status(ctx context.Context, c config.Config) (status.Report, error) {
-	report, err := askDaemon(ctx, filepath.Join(c.RunDir, controlFile))
+	var report status.Report
+	err := callDaemon(ctx, c, http.MethodGet, "/status", nil, &report)
 	if err == nil {
 		return report, nil
 	}
@@ -234,31 +199,4 @@ func isAttached(journal *state.Journal, manager *resolvconf.Manager) bool {
 	}
 	now, err := manager.State()
 	return err == nil && now == resolvconf.StateOurs
-}
-
-func askDaemon(ctx context.Context, socket string) (report status.Report, err error) {
-	ctx, cancel := context.WithTimeout(ctx, controlTimeout)
-	defer cancel()
-	client := http.Client{Transport: &http.Transport{
-		DisableKeepAlives: true,
-		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
-			return new(net.Dialer).DialContext(ctx, "unix", socket)
-		},
-	}}
-	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://k2s-dnsbpf/status", nil)
-	if err != nil {
-		return report, err
-	}
-	response, err := client.Do(request)
-	if err != nil {
-		return report, fmt.Errorf("ask the daemon: %w", err)
-	}
-	defer response.Body.Close()
-	if response.StatusCode != http.StatusOK {
-		return report, fmt.Errorf("ask the daemon: %s", response.Status)
-	}
-	if err := json.NewDecoder(response.Body).Decode(&report); err != nil {
-		return report, fmt.Errorf("ask the daemon: %w", err)
-	}
-	return report, nil
 }

@@ -115,7 +115,7 @@ func Load(options Options) (_ *Datapath, err error) {
 func describeLoadError(err error) error {
 	var verifier *ebpf.VerifierError
 	if errors.As(err, &verifier) {
-		return fmt.Errorf("the kernel's verifier refused a program: use --no-bpf and report this: %+v", verifier)
+		return fmt.Errorf("the kernel's verifier refused a program: use --no-bpf and report this: %w: %+v", verifier.Cause, verifier)
 	}
 	if errors.Is(err, unix.EPERM) {
 		return fmt.Errorf("%w: run as root, or with CAP_BPF and CAP_NET_ADMIN", err)

@@ -32,7 +32,7 @@ func linkErr(op, oldname, newname string, err error) error {
 // retry repeats a call that a signal interrupted, as the os package does.
 func retry(call func() error) error {
 	for {
-		if err := call(); err != unix.EINTR {
+		if err := call(); !errors.Is(err, unix.EINTR) {
 			return err
 		}
 	}

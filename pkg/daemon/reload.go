@@ -1,0 +1,135 @@
+//go:build linux
+
+package daemon
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+
+	"go.uber.org/zap"
+
+	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/config"
+	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/discovery"
+	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/state"
+)
+
+// ErrNeedsDetach is returned by Reload for a setting that can't change while attached.
+var ErrNeedsDetach = errors.New("can't change while attached")
+
+// reload is a new routing on its way into effect.
+type reload struct {
+	config   config.Config
+	routing  routing
+	snapshot discovery.Snapshot
+	done     chan error
+}
+
+// reloadResult is what the control socket answers.
+type reloadResult struct {
+	Changed bool   `json:"changed"`
+	Error   string `json:"error,omitempty"`
+}
+
+// Reload gives new settings to the running daemon, which goes over to them without losing a query. changed is false if
+// it has them already.
+func Reload(ctx context.Context, c config.Config) (changed bool, err error) {
+	body, err := json.Marshal(c)
+	if err != nil {
+		return false, fmt.Errorf("encode settings: %w", err)
+	}
+	ctx, cancel := context.WithTimeout(ctx, c.Wait+controlTimeout)
+	defer cancel()
+	var result reloadResult
+	if err := callDaemon(ctx, c, http.MethodPost, "/reload", bytes.NewReader(body), &result); err != nil {
+		return false, err
+	}
+	if result.Error != "" {
+		return false, errors.New(result.Error)
+	}
+	return result.Changed, nil
+}
+
+func (d *Daemon) handleReload(ctx context.Context, c config.Config) reloadResult {
+	d.mu.Lock()
+	now := d.config
+	d.mu.Unlock()
+	if sameSettings(c, now) {
+		return reloadResult{}
+	}
+	if err := d.reload(ctx, now, c); err != nil {
+		return reloadResult{Error: fmt.Sprintf("attach with new settings: %s (the old ones stay)", err)}
+	}
+	return reloadResult{Changed: true}
+}
+
+// sameSettings compares by meaning: an empty list and none are the same.
+func sameSettings(a, b config.Config) bool {
+	left, errLeft := json.Marshal(a)
+	right, errRight := json.Marshal(b)
+	return errLeft == nil && errRight == nil && bytes.Equal(left, right)
+}
+
+// reload prepares the new routing beside the old one, which goes on working, and has serve switch over to it.
+func (d *Daemon) reload(ctx context.Context, now, c config.Config) error {
+	// All that is not routing must be as it is.
+	fixed := c
+	fixed.DNSEndpoints, fixed.Kubeconfig, fixed.Upstreams = now.DNSEndpoints, now.Kubeconfig, now.Upstreams
+	fixed.Zones, fixed.ServiceCIDRs, fixed.PodCIDRs = now.Zones, now.ServiceCIDRs, now.PodCIDRs
+	fixed.Wait = now.Wait
+	if !sameSettings(fixed, now) {
+		return fmt.Errorf("%w: topology, resolver, KubeSwitch address, --no-bpf, log level and paths: detach first", ErrNeedsDetach)
+	}
+	ctx, cancel := context.WithTimeout(ctx, c.Wait)
+	defer cancel()
+	routing, err := d.newRouting(c)
+	if err != nil {
+		return err
+	}
+	routing.start(d.log)
+	snapshot, err := routing.source.WaitForSync(ctx)
+	if err != nil {
+		routing.stop()
+		return err
+	}
+	request := &reload{config: c, routing: routing, snapshot: snapshot, done: make(chan error, 1)}
+	select {
+	case d.reloads <- request:
+		err = <-request.done
+	case <-ctx.Done():
+		err = fmt.Errorf("the daemon is stopping: %w", ctx.Err())
+	}
+	if err != nil {
+		routing.stop()
+	}
+	return err
+}
+
+// commit switches to a prepared routing, or stays with the old one.
+func (d *Daemon) commit(request *reload) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	old, oldSnapshot := d.routing, d.snapshot
+	d.routing = request.routing
+	if err := d.program(request.snapshot); err != nil {
+		d.routing = old
+		return errors.Join(err, d.program(oldSnapshot))
+	}
+	d.config = request.config
+	params, err := json.Marshal(d.config)
+	if err != nil {
+		return fmt.Errorf("encode settings for the journal: %w", err)
+	}
+	header := d.journal.Header()
+	if err := d.journal.Begin(state.Header{
+		AttachID: header.AttachID, BootID: header.BootID, Since: header.Since, Version: d.version, Params: params,
+	}); err != nil {
+		d.log.Error("new settings not in the journal", zap.Error(err))
+	}
+	old.stop()
+	d.log.Info("new settings", zap.Strings("zones", d.routing.zones), zap.Stringers("upstreams", d.routing.upstreams))
+	return nil
+}

@@ -1,0 +1,79 @@
+//go:build linux
+
+package daemon
+
+import (
+	"context"
+	"net/netip"
+	"slices"
+
+	"go.uber.org/zap"
+
+	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/config"
+	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/discovery"
+)
+
+// routing says which names go where: what a second attach may change while the first one runs.
+type routing struct {
+	zones      []string // configured and reverse zones
+	upstreams  []netip.AddrPort
+	source     discovery.Source
+	kubeconfig string // empty for a static source
+
+	// stop ends the source and waits for it. It may be called on a zero routing, and again.
+	stopSource func()
+}
+
+// newRouting derives the routing of a configuration, and starts nothing.
+func (d *Daemon) newRouting(c config.Config) (r routing, err error) {
+	reverse, err := discovery.ReverseZones(slices.Concat(c.ServiceCIDRs, c.PodCIDRs)...)
+	if err != nil {
+		return r, err
+	}
+	r.zones = slices.Concat(c.Zones, reverse)
+	r.upstreams = c.Upstreams
+	if len(r.upstreams) == 0 {
+		for _, upstream := range d.inspection.Upstreams {
+			r.upstreams = append(r.upstreams, netip.AddrPortFrom(upstream.Addr, config.DNSPort))
+		}
+	}
+	if len(c.DNSEndpoints) > 0 {
+		r.source = discovery.Static(c.DNSEndpoints)
+		return r, nil
+	}
+	options := discovery.Options{Kubeconfig: c.Kubeconfig, Logger: d.log.Named("discovery")}
+	path, why, err := discovery.FindKubeconfig(options)
+	if err != nil {
+		return r, err
+	}
+	d.log.Info("cluster", zap.String("path", path), zap.String("reason", why))
+	r.kubeconfig = path
+	watcher, err := discovery.New(options)
+	if err != nil {
+		return r, err
+	}
+	r.source = watcher
+	return r, nil
+}
+
+func (r *routing) start(log *zap.Logger) {
+	ctx, cancel := context.WithCancel(context.Background())
+	ended := make(chan struct{})
+	source := r.source
+	go func() {
+		defer close(ended)
+		if err := source.Run(ctx); err != nil {
+			log.Error("discovery ended", zap.Error(err))
+		}
+	}()
+	r.stopSource = func() {
+		cancel()
+		<-ended
+	}
+}
+
+func (r *routing) stop() {
+	if r.stopSource != nil {
+		r.stopSource()
+	}
+}
