@@ -9,6 +9,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"sync"
 	"time"
 
@@ -166,11 +167,18 @@ func (d *Daemon) serve(ctx context.Context) error {
 				changes = nil
 				continue
 			}
-			d.mu.Lock()
-			snapshot := d.snapshot
-			d.mu.Unlock()
-			d.apply(snapshot)
+			d.reroute()
 		}
+	}
+}
+
+// reroute looks the ways to the endpoints up again. A busy host changes its routes often; those to the endpoints seldom.
+func (d *Daemon) reroute() {
+	d.mu.Lock()
+	snapshot, endpoints := d.snapshot, d.endpoints
+	d.mu.Unlock()
+	if !slices.Equal(resolveRoutes(snapshot.Endpoints), endpoints) {
+		d.apply(snapshot)
 	}
 }
 

@@ -208,7 +208,7 @@ func newFastHost(t testing.TB) host {
 	if hostfs.OS().Access(base) != nil {
 		base = ""
 	}
-	dir, err := os.MkdirTemp(base, "k2s-dnsbpf-test-")
+	dir, err := os.MkdirTemp(base, "k2s-dnsbpf-test-") //nolint:usetesting // t.TempDir can't be told where
 	must(t, err)
 	t.Cleanup(func() { os.RemoveAll(dir) })
 	h := hostAt(filepath.Join(dir, "host"))
