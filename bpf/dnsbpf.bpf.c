@@ -12,6 +12,7 @@
 #include "lib/common.h"
 #include "lib/config.h"
 #include "lib/dns.h"
+#include "lib/guard.h"
 #include "lib/maps.h"
 #include "lib/metrics.h"
 #include "lib/pkt.h"
@@ -73,19 +74,16 @@ static __always_inline int handle_query(struct __sk_buff *skb, bool local)
 		data_end = (void *)(long)skb->data_end;
 		reason = parse_query(data, data_end, cfg_query_size_max, &pkt, scratch);
 	}
-	if (reason == DNS_OK && !may_be_in_zone(scratch, config))
-		reason = DNS_REASON_passed_external;
-	if (reason == DNS_OK) {
-		__u64 question_hash;
+	if (reason == DNS_OK)
+		reason = route_query(data, data_end, &pkt, scratch, config);
+	if (reason == DNS_REASON_steered || reason == DNS_REASON_steered_fallback) {
+		enum dns_reason failure = decide_query(&pkt, scratch, config, listener->scope, skb->ifindex, local, &to);
 
-		load_name(data, data_end, pkt.dns_off + sizeof(struct dnshdr), scratch);
-		question_hash = hash_question(scratch, config->question_seed);
-		reason = find_zone() ? decide_query(&pkt, scratch, config, question_hash, listener->scope,
-						    skb->ifindex, local, &to) :
-				       DNS_REASON_passed_external;
+		if (failure != DNS_OK)
+			reason = failure;
+		else
+			verdict = apply_tc(skb, &pkt, &to, &reason);
 	}
-	if (reason == DNS_REASON_steered)
-		verdict = apply_tc(skb, &pkt, &to, &reason);
 	count(listener->scope, reason);
 	return verdict;
 }
@@ -102,6 +100,41 @@ SEC("tc")
 int dns_from_client(struct __sk_buff *skb)
 {
 	return handle_query(skb, false);
+}
+
+/*
+ * The guard of an interface that other hosts ask on. It refuses and never steers: a bridge is no XDP redirect target, and
+ * a TC redirect resolves neighbours by itself.
+ */
+SEC("xdp")
+int dns_guard(struct xdp_md *xdp)
+{
+	struct dns_listener_key listener_key = {.port = cfg_dns_port};
+	void *data = (void *)(long)xdp->data;
+	void *data_end = (void *)(long)xdp->data_end;
+	struct dns_listener *listener;
+	struct dns_pkt pkt = {};
+	enum dns_reason reason;
+
+	reason = parse_udp(data, data_end, data_end - data, &pkt);
+	/* A packet whose port can't be read may be for another service of this address: user space checks its source. */
+	if (reason == DNS_NOT_OURS ? !is_dns_tcp(data, data_end, &pkt) : !pkt.has_ports || pkt.dport != cfg_dns_port)
+		return XDP_PASS;
+	if (load_addrs(data, data_end, &pkt))
+		return XDP_PASS;
+	__builtin_memcpy(&listener_key.addr, &pkt.dst, sizeof(listener_key.addr));
+	listener = bpf_map_lookup_elem(&dns_listeners, &listener_key);
+	if (!listener)
+		return XDP_PASS;
+
+	if (!is_allowed(&pkt.src))
+		reason = DNS_REASON_refused_source;
+	else if (reason == DNS_OK && !can_be_query(data, data_end, &pkt))
+		reason = DNS_REASON_refused_message;
+	else
+		return XDP_PASS;
+	count(listener->scope, reason);
+	return XDP_DROP;
 }
 
 /* Endpoints reply: on the ingress of each interface that leads to one. */

@@ -45,6 +45,29 @@ struct {
 	__uint(pinning, LIBBPF_PIN_BY_NAME);
 } dns_backends SEC(".maps");
 
+/* Prefixes that queries on the KubeSwitch may come from. Written by the daemon. */
+struct {
+	__uint(type, BPF_MAP_TYPE_LPM_TRIE);
+	__uint(max_entries, 1024);
+	__type(key, struct dns_prefix);
+	__type(value, __u32);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__uint(pinning, LIBBPF_PIN_BY_NAME);
+} dns_allowed SEC(".maps");
+
+/*
+ * Interface on which queries enter -> interface through which their replies leave, where that is another one: a bridge's
+ * port has no route of its own, the bridge has. Written by the daemon.
+ */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 4096);
+	__type(key, __u32);
+	__type(value, __u32);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__uint(pinning, LIBBPF_PIN_BY_NAME);
+} dns_reply_via SEC(".maps");
+
 /*
  * Steered queries in flight, by NAT port. Written by the kernel programs. An array and not an LRU hash: a slot is found
  * without a hash, claimed without a lock, and never taken from a query that still waits; a lost reply's slot is free
@@ -77,11 +100,12 @@ struct dns_scratch {
 	__u32 labels;		     /* without the root */
 	__u32 name_length;	     /* octets with the root label */
 	__u16 qtype_be;
-	/* Set by find_zone(). */
+	/* Set by find_zone() and find_fallback(). */
 	__u16 backends4;
 	__u16 backends6;
 	__u16 reserved;
 	__u32 group;
+	__u64 question_hash; /* set by route_query() */
 };
 
 struct {

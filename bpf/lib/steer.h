@@ -45,14 +45,44 @@ static __always_inline struct dns_backend *pick_backend(const struct dns_scratch
 }
 
 /*
- * decide_query - where does this query for a name in a zone go?
+ * route_query - which group answers this query?
  *
- * Return: DNS_REASON_steered with the rewrite set and the flow open, or why the query is passed.
+ * Return: a steered* reason with the scratch's group set, or passed_external.
+ */
+static __always_inline enum dns_reason route_query(void *data, void *data_end, const struct dns_pkt *pkt,
+						   struct dns_scratch *scratch, const struct dns_config *config)
+{
+	bool in_zone = may_be_in_zone(scratch, config);
+	bool dead = !in_zone && is_daemon_dead(config);
+
+	if (!in_zone && !dead)
+		return DNS_REASON_passed_external;
+	load_name(data, data_end, pkt->dns_off + sizeof(struct dnshdr), scratch);
+	/* Before find_zone(), which gives the name its dots. */
+	scratch->question_hash = hash_question(scratch, config->question_seed);
+	if (in_zone && find_zone())
+		return DNS_REASON_steered;
+	if ((dead || is_daemon_dead(config)) && find_fallback(scratch))
+		return DNS_REASON_steered_fallback;
+	return DNS_REASON_passed_external;
+}
+
+/* Where the reply to a query that entered on this interface leaves. */
+static __always_inline __u32 reply_ifindex(__u32 ifindex)
+{
+	__u32 *via = bpf_map_lookup_elem(&dns_reply_via, &ifindex);
+
+	return via ? *via : ifindex;
+}
+
+/*
+ * decide_query - how does this query get to an endpoint of its group?
+ *
+ * Return: DNS_OK with the rewrite set and the flow open, or why the query is passed.
  */
 static __always_inline enum dns_reason decide_query(const struct dns_pkt *pkt, const struct dns_scratch *scratch,
-						    const struct dns_config *config, __u64 question_hash,
-						    enum dns_scope scope, __u32 ifindex, bool local,
-						    struct dns_rewrite *to)
+						    const struct dns_config *config, enum dns_scope scope,
+						    __u32 ifindex, bool local, struct dns_rewrite *to)
 {
 	struct dns_backend *backend = pick_backend(scratch, pkt->v6);
 	struct dns_flow *flow;
@@ -64,7 +94,7 @@ static __always_inline enum dns_reason decide_query(const struct dns_pkt *pkt, c
 	if (!flow)
 		return DNS_REASON_passed_no_flow_slot;
 	flow->timed_ns = nat_port % DNS_LATENCY_SAMPLE ? 0 : bpf_ktime_get_ns();
-	flow->question_hash = question_hash;
+	flow->question_hash = scratch->question_hash;
 	__builtin_memcpy(flow->endpoint, backend->addr, sizeof(flow->endpoint));
 	__builtin_memcpy(flow->client, &pkt->src, sizeof(flow->client));
 	__builtin_memcpy(flow->listener, &pkt->dst, sizeof(flow->listener));
@@ -72,7 +102,7 @@ static __always_inline enum dns_reason decide_query(const struct dns_pkt *pkt, c
 	flow->client_port = pkt->sport;
 	flow->listener_port = pkt->dport;
 	flow->id = pkt->id;
-	flow->ifindex = ifindex;
+	flow->ifindex = local ? ifindex : reply_ifindex(ifindex);
 	flow->scope = scope;
 	flow->local = local;
 
@@ -88,7 +118,7 @@ static __always_inline enum dns_reason decide_query(const struct dns_pkt *pkt, c
 		to->opt_size_off = pkt->opt_size_off;
 		to->opt_size_be = bpf_htons(cfg_edns_size_max);
 	}
-	return DNS_REASON_steered;
+	return DNS_OK;
 }
 
 /*

@@ -37,13 +37,15 @@ struct dns_zone_shape {
 struct dns_config {
 	__u64 flow_timeout_ns; /* a later reply is no longer delivered */
 	__u64 question_seed;   /* random, secret: keys the hash that a reply's question is compared by */
+	__u64 heartbeat_ns;    /* CLOCK_MONOTONIC_COARSE of the daemon's last sign of life */
+	__u64 heartbeat_limit_ns; /* a daemon silent for longer is dead; 0: it is never taken for dead */
 	__u16 nat_port_min;    /* NAT ports are drawn from [min, min + count) */
 	__u16 nat_port_count;  /* at most DNS_NAT_PORTS_MAX */
 	__u16 reserved;
 	__u16 zone_shapes_count;
 	struct dns_zone_shape zone_shapes[DNS_ZONE_SHAPES_MAX]; /* of dns_zones, without repetition, longest first */
 };
-_Static_assert(sizeof(struct dns_config) == 88, "layout is shared with user space");
+_Static_assert(sizeof(struct dns_config) == 104, "layout is shared with user space");
 
 struct dns_listener_key {
 	__u8 addr[16];
@@ -61,17 +63,27 @@ _Static_assert(sizeof(struct dns_listener) == 4, "layout is shared with user spa
  * The key of dns_zones is hash_name() of the name's wire form, seeded by its length. The name itself is compared, in its
  * dotted form: the hash is never trusted alone.
  */
+#define DNS_ZONE_FALLBACK 1 /* the root zone only: steered while the daemon is dead, to the host's former servers */
+
 struct dns_zone {
 	__u32 group;	  /* of dns_backends */
 	__u16 backends4;  /* IPv4 endpoints in the group: indexes 0 .. backends4-1 */
 	__u16 backends6;  /* IPv6 endpoints: indexes DNS_BACKEND_V6 .. DNS_BACKEND_V6+backends6-1 */
 	__u32 length;	  /* octets of the name, the final NUL (the root label) included */
-	__u32 labels;	  /* without the root */
+	__u16 labels;	  /* without the root */
+	__u16 flags;	  /* DNS_ZONE_* */
 	char name[256];	  /* lower-case, a dot before each label: ".cluster.local"; NUL-padded */
 };
 _Static_assert(sizeof(struct dns_zone) == 272, "layout is shared with user space");
 
 #define DNS_BACKEND_V6 0x8000
+
+/* Prefixes that may ask on the KubeSwitch: key of the trie dns_allowed. IPv4 as v4-mapped, so its prefixes are 96 longer. */
+struct dns_prefix {
+	__u32 length;
+	__u8 addr[16];
+};
+_Static_assert(sizeof(struct dns_prefix) == 20, "layout is shared with user space");
 
 struct dns_backend_key {
 	__u32 group;

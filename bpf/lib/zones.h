@@ -72,12 +72,13 @@ __noinline int dot_name(void)
 /*
  * lookup_zone - is the end of the name in the scratch, from offset on, this zone?
  * @key: of dns_zones
+ * @fallback: is a zone meant that is steered only while the daemon is dead?
  *
  * A global function, as is find_zone(): the verifier looks at a loop once and not once for each state of each caller.
  *
  * Return: 1 with scratch->group, backends4 and backends6 set; 0 if there is no such key; -1 if it is another name's.
  */
-__noinline int lookup_zone(__u64 key, __u32 offset, __u32 length)
+__noinline int lookup_zone(__u64 key, __u32 offset, __u32 length, bool fallback)
 {
 	__u32 zero = 0;
 	struct dns_scratch *scratch = bpf_map_lookup_elem(&dns_scratch, &zero);
@@ -88,6 +89,8 @@ __noinline int lookup_zone(__u64 key, __u32 offset, __u32 length)
 	dot_name();
 	if (zone->length != length || !zone_name_equal(zone, scratch, offset, length))
 		return -1;
+	if (zone->flags & DNS_ZONE_FALLBACK && !fallback)
+		return 0;
 	scratch->group = zone->group;
 	scratch->backends4 = zone->backends4;
 	scratch->backends6 = zone->backends6;
@@ -120,11 +123,30 @@ __noinline int find_zone(void)
 			continue;
 		length = config->zone_shapes[i].length;
 		offset = scratch->name_length - length;
-		found = lookup_zone(hash_name(length, offset, length), offset, length);
+		found = lookup_zone(hash_name(length, offset, length), offset, length, false);
 		if (found)
 			return found > 0;
 	}
 	return 0;
+}
+
+/* Has the daemon been silent for too long? With it, the forwarder that a passed query would reach is dead as well. */
+static __always_inline bool is_daemon_dead(const struct dns_config *config)
+{
+	return config->heartbeat_limit_ns &&
+	       bpf_ktime_get_coarse_ns() - config->heartbeat_ns > config->heartbeat_limit_ns;
+}
+
+/*
+ * find_fallback - the root zone, if the daemon left one for its death
+ *
+ * Return: 1 with scratch->group, backends4 and backends6 set, or 0.
+ */
+static __always_inline bool find_fallback(const struct dns_scratch *scratch)
+{
+	__u32 offset = scratch->name_length - 1;
+
+	return lookup_zone(hash_name(1, offset, 1), offset, 1, true) > 0;
 }
 
 #endif

@@ -29,14 +29,16 @@ type dnsbpfDnsBackendKey struct {
 }
 
 type dnsbpfDnsConfig struct {
-	_               structs.HostLayout
-	FlowTimeoutNs   uint64
-	QuestionSeed    uint64
-	NatPortMin      uint16
-	NatPortCount    uint16
-	Reserved        uint16
-	ZoneShapesCount uint16
-	ZoneShapes      [32]dnsbpfDnsZoneShape
+	_                structs.HostLayout
+	FlowTimeoutNs    uint64
+	QuestionSeed     uint64
+	HeartbeatNs      uint64
+	HeartbeatLimitNs uint64
+	NatPortMin       uint16
+	NatPortCount     uint16
+	Reserved         uint16
+	ZoneShapesCount  uint16
+	ZoneShapes       [32]dnsbpfDnsZoneShape
 }
 
 type dnsbpfDnsCounters struct {
@@ -61,6 +63,9 @@ type dnsbpfDnsCounters struct {
 	ReplyMalformed   uint64
 	ReplyQuestion    uint64
 	ReplyLate        uint64
+	RefusedSource    uint64
+	RefusedMessage   uint64
+	SteeredFallback  uint64
 	LatencyUsLog2    [24]uint64
 }
 
@@ -94,6 +99,12 @@ type dnsbpfDnsListenerKey struct {
 	Reserved uint16
 }
 
+type dnsbpfDnsPrefix struct {
+	_      structs.HostLayout
+	Length uint32
+	Addr   [16]uint8
+}
+
 type dnsbpfDnsScope uint32
 
 const (
@@ -105,16 +116,18 @@ const (
 )
 
 type dnsbpfDnsScratch struct {
-	_          structs.HostLayout
-	Name       [272]uint8
-	Starts     [128]uint8
-	Labels     uint32
-	NameLength uint32
-	QtypeBe    uint16
-	Backends4  uint16
-	Backends6  uint16
-	Reserved   uint16
-	Group      uint32
+	_            structs.HostLayout
+	Name         [272]uint8
+	Starts       [128]uint8
+	Labels       uint32
+	NameLength   uint32
+	QtypeBe      uint16
+	Backends4    uint16
+	Backends6    uint16
+	Reserved     uint16
+	Group        uint32
+	_            [4]byte
+	QuestionHash uint64
 }
 
 type dnsbpfDnsZone struct {
@@ -123,7 +136,8 @@ type dnsbpfDnsZone struct {
 	Backends4 uint16
 	Backends6 uint16
 	Length    uint32
-	Labels    uint32
+	Labels    uint16
+	Flags     uint16
 	Name      [256]int8
 }
 
@@ -137,16 +151,19 @@ type dnsbpfDnsZoneShape struct {
 //
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
+	dnsbpfMapDnsAllowed      = "dns_allowed"
 	dnsbpfMapDnsBackends     = "dns_backends"
 	dnsbpfMapDnsConfig       = "dns_config"
 	dnsbpfMapDnsFlows        = "dns_flows"
 	dnsbpfMapDnsListeners    = "dns_listeners"
+	dnsbpfMapDnsReplyVia     = "dns_reply_via"
 	dnsbpfMapDnsScratch      = "dns_scratch"
 	dnsbpfMapDnsStats        = "dns_stats"
 	dnsbpfMapDnsZones        = "dns_zones"
 	dnsbpfProgDnsFromBackend = "dns_from_backend"
 	dnsbpfProgDnsFromClient  = "dns_from_client"
 	dnsbpfProgDnsFromHost    = "dns_from_host"
+	dnsbpfProgDnsGuard       = "dns_guard"
 	dnsbpfVarCfgDnsPort      = "cfg_dns_port"
 	dnsbpfVarCfgEdnsSizeMax  = "cfg_edns_size_max"
 	dnsbpfVarCfgQuerySizeMax = "cfg_query_size_max"
@@ -197,16 +214,19 @@ type dnsbpfProgramSpecs struct {
 	DnsFromBackend *ebpf.ProgramSpec `ebpf:"dns_from_backend"`
 	DnsFromClient  *ebpf.ProgramSpec `ebpf:"dns_from_client"`
 	DnsFromHost    *ebpf.ProgramSpec `ebpf:"dns_from_host"`
+	DnsGuard       *ebpf.ProgramSpec `ebpf:"dns_guard"`
 }
 
 // dnsbpfMapSpecs contains maps before they are loaded into the kernel.
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type dnsbpfMapSpecs struct {
+	DnsAllowed   *ebpf.MapSpec `ebpf:"dns_allowed"`
 	DnsBackends  *ebpf.MapSpec `ebpf:"dns_backends"`
 	DnsConfig    *ebpf.MapSpec `ebpf:"dns_config"`
 	DnsFlows     *ebpf.MapSpec `ebpf:"dns_flows"`
 	DnsListeners *ebpf.MapSpec `ebpf:"dns_listeners"`
+	DnsReplyVia  *ebpf.MapSpec `ebpf:"dns_reply_via"`
 	DnsScratch   *ebpf.MapSpec `ebpf:"dns_scratch"`
 	DnsStats     *ebpf.MapSpec `ebpf:"dns_stats"`
 	DnsZones     *ebpf.MapSpec `ebpf:"dns_zones"`
@@ -241,10 +261,12 @@ func (o *dnsbpfObjects) Close() error {
 //
 // It can be passed to loadDnsbpfObjects or ebpf.CollectionSpec.LoadAndAssign.
 type dnsbpfMaps struct {
+	DnsAllowed   *ebpf.Map `ebpf:"dns_allowed"`
 	DnsBackends  *ebpf.Map `ebpf:"dns_backends"`
 	DnsConfig    *ebpf.Map `ebpf:"dns_config"`
 	DnsFlows     *ebpf.Map `ebpf:"dns_flows"`
 	DnsListeners *ebpf.Map `ebpf:"dns_listeners"`
+	DnsReplyVia  *ebpf.Map `ebpf:"dns_reply_via"`
 	DnsScratch   *ebpf.Map `ebpf:"dns_scratch"`
 	DnsStats     *ebpf.Map `ebpf:"dns_stats"`
 	DnsZones     *ebpf.Map `ebpf:"dns_zones"`
@@ -252,10 +274,12 @@ type dnsbpfMaps struct {
 
 func (m *dnsbpfMaps) Close() error {
 	return _DnsbpfClose(
+		m.DnsAllowed,
 		m.DnsBackends,
 		m.DnsConfig,
 		m.DnsFlows,
 		m.DnsListeners,
+		m.DnsReplyVia,
 		m.DnsScratch,
 		m.DnsStats,
 		m.DnsZones,
@@ -278,6 +302,7 @@ type dnsbpfPrograms struct {
 	DnsFromBackend *ebpf.Program `ebpf:"dns_from_backend"`
 	DnsFromClient  *ebpf.Program `ebpf:"dns_from_client"`
 	DnsFromHost    *ebpf.Program `ebpf:"dns_from_host"`
+	DnsGuard       *ebpf.Program `ebpf:"dns_guard"`
 }
 
 func (p *dnsbpfPrograms) Close() error {
@@ -285,6 +310,7 @@ func (p *dnsbpfPrograms) Close() error {
 		p.DnsFromBackend,
 		p.DnsFromClient,
 		p.DnsFromHost,
+		p.DnsGuard,
 	)
 }
 

@@ -102,7 +102,7 @@ func (d *Datapath) ReplaceZones(zones []string, backends []Backend) error {
 	for hash, key := range keys {
 		value := dnsbpfDnsZone{
 			Group: group, Backends4: counts.v4, Backends6: counts.v6,
-			Length: key.length, Labels: key.labels, Name: key.dotted,
+			Length: key.length, Labels: uint16(key.labels), Name: key.dotted,
 		}
 		if err := d.objects.DnsZones.Put(hash, value); err != nil {
 			return fmt.Errorf("write map dns_zones: %w", err)
