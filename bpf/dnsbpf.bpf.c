@@ -57,6 +57,9 @@ static __always_inline int handle_query(struct __sk_buff *skb, bool local)
 	reason = parse_udp(data, data_end, skb->len, &pkt);
 	if (likely(reason == DNS_NOT_OURS || (pkt.dport != cfg_dns_port_be && pkt.dport != 0)))
 		return PASS;
+	/* Port 0 on the wire is another port, and not one that can't be read: then there would be no offset. */
+	if (unlikely(pkt.dport == 0 && pkt.l4_off))
+		return PASS;
 	if (load_addrs(data, data_end, &pkt))
 		return PASS;
 	__builtin_memcpy(&listener_key.addr, &pkt.dst, sizeof(listener_key.addr));

@@ -58,7 +58,7 @@ static __always_inline enum dns_reason parse_ipv4(void *data, void *data_end, __
 	pkt->dns_off = pkt->l4_off + sizeof(*udp);
 	total = bpf_ntohs(ip->tot_len);
 	pkt->dns_end = ETH_HLEN + total;
-	if (unlikely(total < sizeof(*ip) + sizeof(*udp) || pkt->dns_end > frame_length ||
+	if (unlikely(total < sizeof(*ip) + sizeof(*udp) || (__u32)ETH_HLEN + total > frame_length ||
 		     bpf_ntohs(udp->len) != total - sizeof(*ip)))
 		return DNS_REASON_passed_malformed;
 	return DNS_OK;
