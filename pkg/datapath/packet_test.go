@@ -148,7 +148,9 @@ func TestNotOurs(t *testing.T) {
 	message := query(t, inZone)
 	var cases []packetCase
 	for _, f := range families {
-		add := func(name string, frame []byte) { cases = append(cases, packetCase{f.name + " " + name, frame, notOurs}) }
+		add := func(name string, frame []byte) {
+			cases = append(cases, packetCase{f.name + " " + name, frame, notOurs})
+		}
 		to := func(address netip.AddrPort, options ...pktgen.Option) []byte {
 			return pktgen.UDP(f.client, address, message, options...)
 		}
