@@ -90,7 +90,7 @@ func (d *Datapath) ReplaceAttachments(attachments []Attachment) error {
 	var errs []error
 	for _, entry := range entries {
 		if !keep[entry.Name()] {
-			if err := os.Remove(filepath.Join(d.linkDir(), entry.Name())); err != nil {
+			if err := unpinLink(filepath.Join(d.linkDir(), entry.Name())); err != nil {
 				errs = append(errs, fmt.Errorf("detach %s: %w", entry.Name(), err))
 			}
 		}
@@ -151,6 +151,19 @@ func updateLink(pin string, a Attachment, program *ebpf.Program) (updated bool, 
 		return false, fmt.Errorf("unpin stale link: %w", err)
 	}
 	return false, nil
+}
+
+// unpinLink detaches a pinned link and removes its pin. The pin alone is not enough: the kernel drops what a file on a
+// BPF file system holds only after an RCU grace period, and until then the program would go on running.
+func unpinLink(pin string) error {
+	pinned, err := link.LoadPinnedLink(pin, nil)
+	if errors.Is(err, os.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return errors.Join(fmt.Errorf("open pinned link: %w", err), os.Remove(pin))
+	}
+	return errors.Join(pinned.Detach(), pinned.Close(), os.Remove(pin))
 }
 
 func linkIfindex(l link.Link) (int, error) {
@@ -237,7 +250,7 @@ func DetachQueries(pinDir string) error {
 	var errs []error
 	for _, program := range programs {
 		if Program(program.Name) != FromBackend {
-			errs = append(errs, os.Remove(program.pin))
+			errs = append(errs, unpinLink(program.pin))
 		}
 	}
 	return errors.Join(errs...)

@@ -169,8 +169,11 @@ func (d *Datapath) Close() error {
 func Remove(pinDir string) error {
 	// Links first: a program whose maps' pins are gone would go on running with nobody able to look into it.
 	var errs []error
-	for _, dir := range []string{"links", "maps"} {
-		path := filepath.Join(pinDir, dir)
+	for _, dir := range []struct {
+		name   string
+		remove func(string) error
+	}{{"links", unpinLink}, {"maps", os.Remove}} {
+		path := filepath.Join(pinDir, dir.name)
 		entries, err := os.ReadDir(path)
 		if errors.Is(err, os.ErrNotExist) {
 			continue
@@ -180,7 +183,7 @@ func Remove(pinDir string) error {
 			continue
 		}
 		for _, entry := range entries {
-			if err := os.Remove(filepath.Join(path, entry.Name())); err != nil && !errors.Is(err, os.ErrNotExist) {
+			if err := dir.remove(filepath.Join(path, entry.Name())); err != nil && !errors.Is(err, os.ErrNotExist) {
 				errs = append(errs, fmt.Errorf("unpin: %w", err))
 			}
 		}

@@ -7,6 +7,9 @@ import (
 	"encoding/hex"
 	"fmt"
 	"net/netip"
+	"slices"
+
+	"github.com/miekg/dns"
 )
 
 // Header sizes, in octets.
@@ -21,6 +24,7 @@ const (
 const (
 	etherTypeIPv4 = 0x0800
 	etherTypeIPv6 = 0x86dd
+	protocolTCP   = 6
 	protocolUDP   = 17
 )
 
@@ -60,6 +64,47 @@ func UDP(source, destination netip.AddrPort, payload []byte, options ...Option) 
 		option(f)
 	}
 	return f.bytes()
+}
+
+// TCP returns the frame of a segment that carries payload with the two-octet length that DNS has there (RFC 1035
+// section 4.2.2). Its checksum is left zero: no test looks at it.
+func TCP(source, destination netip.AddrPort, payload []byte) []byte {
+	segment := make([]byte, 20, 20+2+len(payload))
+	binary.BigEndian.PutUint16(segment[0:], source.Port())
+	binary.BigEndian.PutUint16(segment[2:], destination.Port())
+	segment[12] = 5 << 4 // header length, in words
+	segment[13] = 0x18   // PSH, ACK
+	segment = binary.BigEndian.AppendUint16(segment, uint16(len(payload)))
+	segment = append(segment, payload...)
+	// The UDP header that the builder makes is cut out again.
+	frame := UDP(source, destination, segment, func(f *Frame) {
+		f.Protocol = protocolTCP
+		f.IPLengthDelta = -UDPLength
+	})
+	at := len(frame) - len(segment)
+	return append(frame[:at-UDPLength], segment...)
+}
+
+// RefreshChecksums returns a copy of a plain UDP frame with both checksums computed anew; a UDP checksum of zero stays.
+func RefreshChecksums(frame []byte) []byte {
+	fresh := slices.Clone(frame)
+	packet := fresh[EthernetLength:]
+	addresses, udp := packet[12:20], packet[IPv4Length:]
+	if binary.BigEndian.Uint16(fresh[12:]) == etherTypeIPv6 {
+		addresses, udp = packet[8:40], packet[IPv6Length:]
+	} else {
+		binary.BigEndian.PutUint16(packet[10:], 0)
+		binary.BigEndian.PutUint16(packet[10:], ^sum(packet[:IPv4Length], 0))
+	}
+	if binary.BigEndian.Uint16(udp[6:]) == 0 {
+		return fresh
+	}
+	binary.BigEndian.PutUint16(udp[6:], 0)
+	source, _ := netip.AddrFromSlice(addresses[:len(addresses)/2])
+	destination, _ := netip.AddrFromSlice(addresses[len(addresses)/2:])
+	udp = udp[:binary.BigEndian.Uint16(udp[4:])]
+	binary.BigEndian.PutUint16(udp[6:], udpChecksum(source, destination, udp))
+	return fresh
 }
 
 func (f *Frame) bytes() []byte {
@@ -183,5 +228,20 @@ func Parse(frame []byte) (d Datagram, err error) {
 	return d, nil
 }
 
-// Dump returns a frame in the form of hexdump -C, for failure output.
-func Dump(frame []byte) string { return hex.Dump(frame) }
+// Dump returns a frame decoded as far as it can be, and in the form of hexdump -C, for failure output.
+func Dump(frame []byte) string {
+	return describe(frame) + "\n" + hex.Dump(frame)
+}
+
+func describe(frame []byte) string {
+	datagram, err := Parse(frame)
+	if err != nil {
+		return fmt.Sprintf("%d octets: %v", len(frame), err)
+	}
+	head := fmt.Sprintf("UDP %s > %s, %d octets", datagram.Source, datagram.Destination, len(datagram.Payload))
+	message := new(dns.Msg)
+	if err := message.Unpack(datagram.Payload); err != nil {
+		return fmt.Sprintf("%s, not DNS: %v", head, err)
+	}
+	return head + "\n" + message.String()
+}

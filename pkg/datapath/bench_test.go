@@ -1,0 +1,158 @@
+//go:build linux
+
+package datapath
+
+import (
+	"net/netip"
+	"slices"
+	"testing"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/asm"
+
+	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/internal/pktgen"
+)
+
+const (
+	benchRepeat = 200_000
+	// So few runs that change the flow map, that a free NAT port is nearly always the first one drawn.
+	benchFlows = 4_000
+)
+
+// emptyProgram is the floor: what the kernel's test run costs by itself.
+func emptyProgram(b *testing.B) *ebpf.Program {
+	b.Helper()
+	program, err := ebpf.NewProgram(&ebpf.ProgramSpec{
+		Type:         ebpf.SchedCLS,
+		Instructions: asm.Instructions{asm.Mov.Imm(asm.R0, -1), asm.Return()},
+		License:      "Dual BSD/GPL",
+	})
+	if err != nil {
+		b.Fatal(err)
+	}
+	b.Cleanup(func() { program.Close() })
+	return program
+}
+
+// BenchmarkProgram reports nanoseconds for one packet as the kernel measures them, and times the floor.
+func BenchmarkProgram(b *testing.B) {
+	h := newHarness(b)
+	// The endpoint is the listener and the NAT address the client's, so that a steered packet is a query again and can
+	// be steered again; else a repetition would measure the packet of another address.
+	steered := newHarness(b)
+	steered.options.NATPorts = PortRange{First: 1, Last: 65535}
+	if err := steered.configure(); err != nil {
+		b.Fatal(err)
+	}
+	steered.replaceZones(b, []string{testZone},
+		Backend{Address: listener4, NATAddress: client4.Addr(), Ifindex: loIfindex},
+		Backend{Address: listener6, NATAddress: client6.Addr(), Ifindex: loIfindex})
+
+	const external = "abcdefgh.ijklmnop.qrst.example.com" // as long as inZone
+	otherPort := netip.AddrPortFrom(listener4.Addr(), 8080)
+	message, external1 := query(b, inZone), query(b, external)
+	withEDNS := query(b, inZone, withOPT(4096))
+	empty := emptyProgram(b)
+	floor := func(b *testing.B) float64 {
+		b.Helper()
+		return nanoseconds(b, empty, pktgen.UDP(client4, listener4, message), benchRepeat)
+	}
+	for _, c := range []struct {
+		name    string
+		program *ebpf.Program
+		frame   []byte
+		repeat  int
+		prepare func(b *testing.B)
+	}{
+		{"floor", empty, pktgen.UDP(client4, listener4, message), benchRepeat, nil},
+		{"other/tcp", h.objects.DnsFromHost, pktgen.TCP(client4, otherPort, message), benchRepeat, nil},
+		{"other/udp", h.objects.DnsFromHost, pktgen.UDP(client4, otherPort, message), benchRepeat, nil},
+		{"other/udp6", h.objects.DnsFromHost, pktgen.UDP(client6, backend6, message), benchRepeat, nil},
+		{"other/client", h.objects.DnsFromClient, pktgen.UDP(client4, otherPort, message), benchRepeat, nil},
+		{"other/backend", h.objects.DnsFromBackend, pktgen.UDP(backend4, client4, message), benchRepeat, nil},
+		{"external/ipv4", h.objects.DnsFromHost, pktgen.UDP(client4, listener4, external1), benchRepeat, nil},
+		{"external/ipv6", h.objects.DnsFromHost, pktgen.UDP(client6, listener6, external1), benchRepeat, nil},
+		{"external/255octets", h.objects.DnsFromHost, pktgen.UDP(client4, listener4, rawQuery(many(120)[:240]+labels("clusterx", "x"))), benchRepeat, nil},
+		{"steered/ipv4", steered.objects.DnsFromHost, pktgen.UDP(client4, listener4, message), benchFlows, steered.emptyFlows},
+		{"steered/ipv6", steered.objects.DnsFromHost, pktgen.UDP(client6, listener6, message), benchFlows, steered.emptyFlows},
+		{"steered/client", steered.objects.DnsFromClient, pktgen.UDP(client4, listener4, message), benchFlows, steered.emptyFlows},
+		{"steered/edns", steered.objects.DnsFromHost, pktgen.UDP(client4, listener4, withEDNS), benchFlows, steered.emptyFlows},
+	} {
+		b.Run(c.name, func(b *testing.B) {
+			report(b, floor, c.program, c.frame, c.repeat, c.prepare)
+		})
+	}
+	b.Run("reply", func(b *testing.B) {
+		h.countedSince(b)
+		q := h.steer(b, FromHost, families[0], families[0].query(message))
+		// Behind the ports of the chain.
+		q.key.NatPortBe = swap16(natPorts.Last)
+		q.Source = netip.AddrPortFrom(q.Source.Addr(), natPorts.Last)
+		frame := replyFrame(q, answer(b, q))
+		report(b, floor, h.objects.DnsFromBackend, frame, benchFlows, func(b *testing.B) {
+			b.Helper()
+			h.emptyFlows(b)
+			h.chainFlows(b, q, benchFlows)
+		})
+		h.wantInFlight(b, 0)
+	})
+	b.StopTimer()
+	if delta := steered.countedSince(b); len(delta) != 1 || delta["host:steered"] == 0 {
+		b.Errorf("the steered benchmarks counted %v", delta)
+	}
+}
+
+// nanoseconds is the mean of one run.
+func nanoseconds(b *testing.B, program *ebpf.Program, frame []byte, repeat int) float64 {
+	b.Helper()
+	_, mean, err := program.Benchmark(frame, repeat, nil)
+	if err != nil {
+		b.Fatal(err)
+	}
+	return float64(mean.Nanoseconds())
+}
+
+// report measures a program and, beside it in the same second, the floor.
+func report(b *testing.B, floor func(*testing.B) float64, program *ebpf.Program, frame []byte, repeat int, prepare func(*testing.B)) {
+	b.Helper()
+	var packets, floors []float64
+	for b.Loop() {
+		if prepare != nil {
+			b.StopTimer()
+			prepare(b)
+			b.StartTimer()
+		}
+		packets = append(packets, nanoseconds(b, program, frame, repeat))
+		floors = append(floors, floor(b))
+	}
+	// Medians: a round in which another task had the CPU says nothing.
+	slices.Sort(packets)
+	slices.Sort(floors)
+	packet, least := packets[len(packets)/2], floors[len(floors)/2]
+	b.ReportMetric(0, "ns/op") // of the loop, which is of no interest
+	b.ReportMetric(packet, "ns/packet")
+	b.ReportMetric(least, "ns/floor")
+	b.ReportMetric(packet/least, "x-floor")
+}
+
+func (h *harness) emptyFlows(b *testing.B) {
+	b.Helper()
+	h.forgetSteered(b)
+}
+
+// chainFlows makes flows of which each turns the reply to it into the reply to the next one, so that repetitions of one
+// packet are each delivered.
+func (h *harness) chainFlows(b *testing.B, first steeredQuery, count int) {
+	b.Helper()
+	key, flow := first.key, first.flow
+	flow.StartedNs = monotonic(b)
+	flow.Listener, flow.ListenerPortBe = key.Endpoint, key.EndpointPortBe
+	for i := range count {
+		next := swap16(natPorts.First + uint16(i))
+		flow.ClientPortBe = next
+		if err := h.objects.DnsFlows.Put(key, flow); err != nil {
+			b.Fatal(err)
+		}
+		key.NatPortBe = next
+	}
+}

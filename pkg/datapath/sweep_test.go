@@ -1,0 +1,193 @@
+//go:build linux
+
+package datapath
+
+import (
+	"bytes"
+	"encoding/binary"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/miekg/dns"
+
+	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/internal/pktgen"
+)
+
+// steered is what a sweep compares: whether the kernel took a frame, and that it counted it once, or not at all.
+func (h *harness) steered(tb testing.TB, program Program, frame []byte) (steered, counted bool) {
+	tb.Helper()
+	verdict, out := h.run(tb, program, frame, nil)
+	delta := h.countedSince(tb)
+	switch {
+	case len(delta) > 1 || verdict != "pass" && delta["host:steered"] != 1 || verdict == "pass" && delta["host:steered"] != 0:
+		tb.Fatalf("%s: verdict %s, counted %v\n%s", program, verdict, delta, pktgen.Dump(frame))
+	case verdict == "pass" && !bytes.Equal(out, frame):
+		tb.Fatalf("%s: passed, but changed\nin: %s\nout: %s", program, pktgen.Dump(frame), pktgen.Dump(out))
+	}
+	for _, count := range delta {
+		if count != 1 {
+			tb.Fatalf("%s: counted %v\n%s", program, delta, pktgen.Dump(frame))
+		}
+	}
+	return verdict == "redirect", len(delta) == 1
+}
+
+func sweepMessages(t *testing.T) [][]byte {
+	t.Helper()
+	return [][]byte{
+		query(t, "cluster.local"),
+		query(t, inZone, withOPT(4096, &dns.EDNS0_COOKIE{Cookie: "0102030405060708"})),
+		query(t, "example.com"),
+		rawQuery(many(120)),
+	}
+}
+
+// Each prefix of a frame that the kernel's test run takes: only the whole one is steered, and one that is cut within
+// its headers is not even counted.
+func TestTruncationSweep(t *testing.T) {
+	h := newHarness(t)
+	count := 0
+	for _, f := range families {
+		for _, program := range queryPrograms {
+			for _, message := range sweepMessages(t) {
+				frame := f.query(message)
+				for length := f.shortest; length <= len(frame); length++ {
+					steered, counted := h.steered(t, program, slices.Clone(frame[:length]))
+					wantSteered := length == len(frame) && referenceSteered(message, []string{testZone})
+					if wantCounted := length >= f.dnsOffset; steered != wantSteered || counted != wantCounted {
+						t.Errorf("%s, %s, %d of %d octets: steered %v, counted %v; want %v, %v\n%s",
+							program, f.name, length, len(frame), steered, counted, wantSteered, wantCounted, pktgen.Dump(frame[:length]))
+					}
+					count++
+				}
+			}
+		}
+	}
+	t.Logf("%d frames", count)
+}
+
+// Each single bit of the message, and each octet replaced by some that are near a limit.
+func TestMutationSweep(t *testing.T) {
+	h := newHarness(t)
+	counts := make(map[bool]int)
+	compare := func(f family, program Program, message []byte) {
+		frame := f.query(message)
+		steered, counted := h.steered(t, program, frame)
+		if want := referenceSteered(message, []string{testZone}); steered != want || !counted {
+			t.Errorf("%s: steered %v, counted %v; reference: %v\n%s", program, steered, counted, want, pktgen.Dump(frame))
+		}
+		counts[steered]++
+	}
+	random := seeded(t)
+	for _, f := range families {
+		for _, program := range queryPrograms {
+			for _, message := range sweepMessages(t) {
+				// An ID of its own for each run: no flow is in another's way.
+				mutate := func(at int, octet byte) {
+					changed := put(message, 0, byte(random.Uint32()), byte(random.Uint32()))
+					changed[at] = octet
+					compare(f, program, changed)
+				}
+				for bit := range 8 * len(message) {
+					mutate(bit/8, message[bit/8]^1<<(bit%8))
+				}
+				for at := range message {
+					for _, octet := range []byte{0, 1, 0x2e, 0x3f, 0x40, 0x80, 0xae, 0xc0, 0xff} {
+						mutate(at, octet)
+					}
+				}
+			}
+		}
+	}
+	t.Logf("steered: %v", counts)
+}
+
+// fuzzSeeds are payloads that lie near each of the limits.
+func fuzzSeeds(tb testing.TB) [][]byte {
+	tb.Helper()
+	opt := query(tb, inZone, withOPT(4096, &dns.EDNS0_NSID{Code: dns.EDNS0NSID}))
+	return [][]byte{
+		nil, []byte(strings.Repeat("\x00", 12)), query(tb, "."), query(tb, testZone), query(tb, inZone), query(tb, "example.com"),
+		opt, put(opt, len(opt)-1, 1), rawQuery(many(120)), rawQuery(many(121)), rawQuery("\xc0\x0c"),
+		rawQuery(labels("\x07cluster\x05local")), query(tb, "x.a.b"), query(tb, "x.ab", withOPT(512)),
+	}
+}
+
+// FuzzQuery gives the kernel and the reference the same payload.
+func FuzzQuery(f *testing.F) {
+	for _, seed := range fuzzSeeds(f) {
+		f.Add(seed, uint8(0))
+		f.Add(seed, uint8(3))
+	}
+	zones := []string{testZone, "b", "ab", "x.a.b"}
+	h := newHarness(f, zones...)
+	f.Fuzz(func(t *testing.T, payload []byte, path uint8) {
+		// The kernel's test run takes frames of up to a page.
+		if len(payload) > 2000 {
+			t.Skip("too long for a test run")
+		}
+		family, program := families[path%2], queryPrograms[path/2%2]
+		frame := family.query(payload)
+		steered, counted := h.steered(t, program, frame)
+		if want := referenceSteered(payload, zones); steered != want || !counted {
+			t.Errorf("steered %v, counted %v; reference: %v\n%s", steered, counted, want, pktgen.Dump(frame))
+		}
+		if steered {
+			h.forgetSteered(t)
+		}
+	})
+}
+
+// forgetSteered empties the flow map: the same payload comes again and again.
+func (h *harness) forgetSteered(tb testing.TB) {
+	tb.Helper()
+	if err := deleteUnless(h.objects.DnsFlows, func(dnsbpfDnsFlowKey) bool { return false }); err != nil {
+		tb.Fatal(err)
+	}
+}
+
+// Messages put together from good and bad parts, which mutations of whole ones seldom hit.
+func TestAssembledMessages(t *testing.T) {
+	const runs = 20000
+	random := seeded(t)
+	zones := []string{testZone, "a", "b.a", "local"}
+	h := newHarness(t, zones...)
+	oneOf := func(parts ...string) string { return parts[random.IntN(len(parts))] }
+	// mostly gives a bad part seldom enough that about half of all messages have none.
+	mostly := func(good string, bad ...string) string {
+		if random.IntN(20) > 0 {
+			return good
+		}
+		return oneOf(bad...)
+	}
+	counts := make(map[bool]int)
+	for range runs {
+		header := binary.BigEndian.AppendUint16(nil, uint16(random.Uint32()))
+		header = append(header, mostly(oneOf("\x01\x00", "\x00\x00", "\x01\x20", "\x07\xff"), "\x81\x00", "\x09\x00", "\x78\x00")...)
+		header = append(header, mostly("\x00\x01", "\x00\x00", "\x00\x02", "\x01\x00")...)
+		header = append(header, mostly("\x00\x00\x00\x00", "\x00\x01\x00\x00", "\x00\x00\x00\x01")...)
+		name := ""
+		for range random.IntN(4) {
+			name += oneOf("\x01a", "\x01b", "\x01A", "\x07cluster", "\x05local", "\x0dcluster.local", "\x01\xae", "\x02\x01a", "\x3f"+strings.Repeat("y", 63))
+		}
+		name += mostly(oneOf("\x00", "\x07cluster\x05local\x00", "\x07CLUSTER\x05LOCAL\x00", "\x01b\x01a\x00"), "\xc0\x0c", "\x40\x00", "")
+		name += oneOf("\x00\x01", "\x00\x1c", "\xff\xff") + mostly("\x00\x01", "\x00\x03", "\x01\x00", "")
+		arcount, additional := oneOf("\x00\x00", "\x00\x01"), ""
+		if arcount == "\x00\x01" {
+			additional = mostly("\x00", "\x01a\x00") + mostly("\x00\x29", "\x00\x01") + oneOf("\x02\x00", "\x10\x00", "\x00\x00") + oneOf("\x00", "\x01") +
+				mostly("\x00", "\x01") + oneOf("\x00\x00", "\x80\x00") +
+				mostly(oneOf("\x00\x00", "\x00\x04\x00\x03\x00\x00"), "\x00\x05\x00\x03\x00\x00", "\x00\x03\x00\x03\x00\x00", "")
+		}
+		arcount = mostly(arcount, "\x00\x00", "\x00\x01", "\x00\x02", "\x01\x00")
+		message := slices.Concat(header, []byte(arcount+name+additional+mostly("", "\x00")))
+		f, program := families[random.IntN(2)], queryPrograms[random.IntN(2)]
+		frame := f.query(message)
+		steered, counted := h.steered(t, program, frame)
+		if want := referenceSteered(message, zones); steered != want || !counted {
+			t.Fatalf("%s: steered %v, counted %v; reference: %v\n%s", program, steered, counted, want, pktgen.Dump(frame))
+		}
+		counts[steered]++
+	}
+	t.Logf("steered: %v", counts)
+}
