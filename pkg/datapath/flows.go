@@ -9,7 +9,6 @@ import (
 	"time"
 
 	"github.com/cilium/ebpf"
-	"golang.org/x/sys/unix"
 )
 
 // drainPoll is how often Drain looks: replies take about a millisecond, and the kernel tells nobody of the last one.
@@ -20,9 +19,9 @@ const natPortsMax = 16384
 
 // InFlight counts the steered queries that still wait for their reply.
 func (d *Datapath) InFlight() (count int, err error) {
-	var now unix.Timespec
-	if err := unix.ClockGettime(unix.CLOCK_MONOTONIC_COARSE, &now); err != nil {
-		return 0, fmt.Errorf("read the clock: %w", err)
+	now, err := coarseClock()
+	if err != nil {
+		return 0, err
 	}
 	var cursor ebpf.MapBatchCursor
 	keys, flows := make([]uint32, natPortsMax), make([]dnsbpfDnsFlow, natPortsMax)
@@ -32,7 +31,7 @@ func (d *Datapath) InFlight() (count int, err error) {
 			return 0, fmt.Errorf("read map dns_flows: %w", err)
 		}
 		for _, flow := range flows[:n] {
-			if flow.StartedNs != 0 && now.Nano()-int64(flow.StartedNs) <= d.options.FlowTimeout.Nanoseconds() {
+			if flow.StartedNs != 0 && now-int64(flow.StartedNs) <= d.options.FlowTimeout.Nanoseconds() {
 				count++
 			}
 		}

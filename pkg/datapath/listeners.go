@@ -3,11 +3,8 @@
 package datapath
 
 import (
-	"errors"
 	"fmt"
 	"net/netip"
-
-	"github.com/cilium/ebpf"
 )
 
 // Scope says where a query entered. Counters are kept by it.
@@ -56,29 +53,4 @@ func (d *Datapath) ReplaceListeners(listeners []Listener) error {
 		}
 	}
 	return deleteUnless(d.objects.DnsListeners, func(key dnsbpfDnsListenerKey) bool { return keep[key] })
-}
-
-// deleteUnless removes the elements that keep does not want. Keys are collected first: a hash that is changed while
-// it is walked may be walked twice.
-func deleteUnless[K any](m *ebpf.Map, keep func(K) bool) error {
-	var (
-		key   K
-		value []byte
-		stale []K
-	)
-	entries := m.Iterate()
-	for entries.Next(&key, &value) {
-		if !keep(key) {
-			stale = append(stale, key)
-		}
-	}
-	if err := entries.Err(); err != nil {
-		return fmt.Errorf("walk map %s: %w", m, err)
-	}
-	for _, key := range stale {
-		if err := m.Delete(key); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
-			return fmt.Errorf("delete from map %s: %w", m, err)
-		}
-	}
-	return nil
 }

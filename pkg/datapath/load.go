@@ -50,7 +50,7 @@ type Datapath struct {
 	objects dnsbpfObjects
 
 	mu    sync.Mutex // serialises writers of maps and links
-	group uint32     // the newest group in dns_backends
+	group uint32     // the newest number that a group was given
 }
 
 // CheckPinDir reports whether dir can hold pins, without changing anything: its nearest existing parent must be on a

@@ -20,6 +20,7 @@ const (
 	nameMax       = 255    // octets of a name on the wire, RFC 1035 section 3.1
 	labelMax      = 63     // octets of a label, RFC 1035 section 2.3.4
 	zoneShapesMax = 32     // DNS_ZONE_SHAPES_MAX
+	zoneFallback  = 1      // DNS_ZONE_FALLBACK
 	backendV6     = 0x8000 // DNS_BACKEND_V6
 )
 
@@ -85,8 +86,8 @@ func (k zoneKey) hash() uint64 {
 
 // ReplaceZones makes the given zones the steered ones, and backends the endpoints of all of them. Each zone switches
 // in one step from its old group of endpoints to the new one. A zone without a backend of the query's address family
-// is passed to the stack.
-func (d *Datapath) ReplaceZones(zones []string, backends []Backend) error {
+// is passed to the stack. Names outside the zones are steered to fallback, if there is any, while the daemon is dead.
+func (d *Datapath) ReplaceZones(zones []string, backends, fallback []Backend) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 
@@ -94,19 +95,16 @@ func (d *Datapath) ReplaceZones(zones []string, backends []Backend) error {
 	if err != nil {
 		return err
 	}
-	group := d.group + 1
-	counts, err := d.writeGroup(group, backends)
-	if err != nil {
-		return errors.Join(err, d.dropGroupsExcept(d.group))
+	cluster, rescue := d.group+1, d.group+2
+	d.group = rescue
+	if err := d.writeZones(keys, cluster, backends, 0); err != nil {
+		return errors.Join(err, d.dropUnusedGroups())
 	}
-	for hash, key := range keys {
-		value := dnsbpfDnsZone{
-			Group: group, Backends4: counts.v4, Backends6: counts.v6,
-			Length: key.length, Labels: uint16(key.labels), Name: key.dotted,
+	if root := (zoneKey{length: 1}); len(fallback) > 0 {
+		if err := d.writeZones(map[uint64]zoneKey{root.hash(): root}, rescue, fallback, zoneFallback); err != nil {
+			return errors.Join(err, d.dropUnusedGroups())
 		}
-		if err := d.objects.DnsZones.Put(hash, value); err != nil {
-			return fmt.Errorf("write map dns_zones: %w", err)
-		}
+		keys[root.hash()] = root
 	}
 	config, err := d.readConfig()
 	if err != nil {
@@ -120,8 +118,25 @@ func (d *Datapath) ReplaceZones(zones []string, backends []Backend) error {
 	if err != nil {
 		return err
 	}
-	d.group = group
-	return d.dropGroupsExcept(group)
+	return d.dropUnusedGroups()
+}
+
+// writeZones writes a new group and has the zones switch to it.
+func (d *Datapath) writeZones(keys map[uint64]zoneKey, group uint32, backends []Backend, flags uint16) error {
+	counts, err := d.writeGroup(group, backends)
+	if err != nil {
+		return err
+	}
+	for hash, key := range keys {
+		value := dnsbpfDnsZone{
+			Group: group, Backends4: counts.v4, Backends6: counts.v6,
+			Length: key.length, Labels: uint16(key.labels), Flags: flags, Name: key.dotted,
+		}
+		if err := d.objects.DnsZones.Put(hash, value); err != nil {
+			return fmt.Errorf("write map dns_zones: %w", err)
+		}
+	}
+	return nil
 }
 
 // zoneKeys returns the zones by their key in dns_zones, and their shapes, longest first: the longest zone wins.
@@ -183,8 +198,21 @@ func (d *Datapath) writeGroup(group uint32, backends []Backend) (counts backendC
 	return counts, nil
 }
 
-func (d *Datapath) dropGroupsExcept(group uint32) error {
-	return deleteUnless(d.objects.DnsBackends, func(key dnsbpfDnsBackendKey) bool { return key.Group == group })
+// dropUnusedGroups removes the groups that no zone points to.
+func (d *Datapath) dropUnusedGroups() error {
+	var (
+		hash uint64
+		zone dnsbpfDnsZone
+	)
+	used := make(map[uint32]bool)
+	entries := d.objects.DnsZones.Iterate()
+	for entries.Next(&hash, &zone) {
+		used[zone.Group] = true
+	}
+	if err := entries.Err(); err != nil {
+		return fmt.Errorf("walk map dns_zones: %w", err)
+	}
+	return deleteUnless(d.objects.DnsBackends, func(key dnsbpfDnsBackendKey) bool { return used[key.Group] })
 }
 
 func newestGroup(backends *ebpf.Map) (newest uint32, err error) {
