@@ -87,11 +87,20 @@ func (s *settings) addAttachFlags() {
 	})
 	s.text("kubeswitch-address", "", "this host's `IP` on the KubeSwitch (default "+config.DefaultKubeSwitchAddress.String()+" if an interface has it)",
 		func(c *config.Config, text string) (err error) {
-			if c.KubeSwitchAddress, err = netip.ParseAddr(text); err != nil {
-				return fmt.Errorf("%q: %w: write an IP address", text, config.ErrInvalid)
-			}
+			c.KubeSwitchAddress, err = parseAddress(text)
+			return err
+		})
+	s.list("allow", "`PREFIX` that may ask at the KubeSwitch address; may be repeated (default: the subnets of its interface)", func(c *config.Config, texts []string) error {
+		return parseAll(&c.Allowed, texts, parsePrefix)
+	})
+	s.list("pods", "`PATTERN` of interfaces that pods are behind, such as cni0, veth*, cali*: their queries to the cluster's DNS address are steered too; may be repeated",
+		func(c *config.Config, texts []string) error {
+			c.Pods = texts
 			return nil
 		})
+	s.list("cluster-dns", "`IP` that pods ask; may be repeated (default: the addresses of the kube-dns Service)", func(c *config.Config, texts []string) error {
+		return parseAll(&c.ClusterDNS, texts, parseAddress)
+	})
 	s.list("upstream", "`IP[:PORT]` of a server for all other names (default: those of the resolver configuration)", func(c *config.Config, texts []string) error {
 		return parseAll(&c.Upstreams, texts, config.ParseServer)
 	})
@@ -177,6 +186,14 @@ func parseAll[T any](to *[]T, texts []string, parse func(string) (T, error)) err
 		*to = append(*to, value)
 	}
 	return nil
+}
+
+func parseAddress(text string) (netip.Addr, error) {
+	address, err := netip.ParseAddr(text)
+	if err != nil {
+		return address, fmt.Errorf("%q: %w: write an IP address", text, config.ErrInvalid)
+	}
+	return address.Unmap(), nil
 }
 
 func parsePrefix(text string) (netip.Prefix, error) {

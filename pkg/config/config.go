@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"path"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -59,6 +60,9 @@ type Config struct {
 	PodCIDRs          []netip.Prefix   `yaml:"podCIDRs" json:"podCIDRs,omitempty"`
 	KubeSwitchAddress netip.Addr       `yaml:"kubeswitchAddress" json:"kubeswitchAddress,omitzero"`
 	Upstreams         []netip.AddrPort `yaml:"upstreams" json:"upstreams,omitempty"`
+	Allowed           []netip.Prefix   `yaml:"allowed" json:"allowed,omitempty"`
+	Pods              []string         `yaml:"pods" json:"pods,omitempty"`
+	ClusterDNS        []netip.Addr     `yaml:"clusterDNS" json:"clusterDNS,omitempty"`
 	Resolver          ResolverMode     `yaml:"resolver" json:"resolver"`
 	BPF               bool             `yaml:"bpf" json:"bpf"`
 	Wait              time.Duration    `yaml:"wait" json:"wait"`
@@ -80,6 +84,9 @@ func Default() Config {
 		PodCIDRs:          nil,
 		KubeSwitchAddress: netip.Addr{}, // DefaultKubeSwitchAddress if an interface has it
 		Upstreams:         nil,          // the host's own
+		Allowed:           nil,          // the KubeSwitch interface's own subnets
+		Pods:              nil,          // pods are left alone
+		ClusterDNS:        nil,          // discovered
 		Resolver:          ResolverTakeover,
 		BPF:               true,
 		Wait:              DefaultWait,
@@ -112,14 +119,19 @@ func (c Config) Validate() error {
 			return fmt.Errorf("DNS server %s: %w: give a host's address", server, ErrInvalid)
 		}
 	}
+	for _, pattern := range c.Pods {
+		if _, err := path.Match(pattern, ""); err != nil || pattern == "" {
+			return fmt.Errorf("pods %q: %w: write an interface name or a pattern such as veth*", pattern, ErrInvalid)
+		}
+	}
 	if c.Wait <= 0 {
 		return fmt.Errorf("wait %s: %w: give a time above zero, such as %s", c.Wait, ErrInvalid, DefaultWait)
 	}
-	for key, path := range map[string]string{
+	for key, file := range map[string]string{
 		"resolvConf": c.ResolvConf, "stateDir": c.StateDir, "runDir": c.RunDir, "bpffs": c.BPFFS,
 	} {
-		if !filepath.IsAbs(path) {
-			return fmt.Errorf("%s %q: %w: give an absolute path", key, path, ErrInvalid)
+		if !filepath.IsAbs(file) {
+			return fmt.Errorf("%s %q: %w: give an absolute path", key, file, ErrInvalid)
 		}
 	}
 	return nil

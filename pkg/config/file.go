@@ -23,6 +23,9 @@ type fileConfig struct {
 	PodCIDRs          []prefixText  `yaml:"podCIDRs"`
 	KubeSwitchAddress *addressText  `yaml:"kubeswitchAddress"`
 	Upstreams         []serverText  `yaml:"upstreams"`
+	Allowed           []prefixText  `yaml:"allowed"`
+	Pods              []string      `yaml:"pods"`
+	ClusterDNS        []addressText `yaml:"clusterDNS"`
 	Resolver          *ResolverMode `yaml:"resolver"`
 	BPF               *bool         `yaml:"bpf"`
 	Wait              *durationText `yaml:"wait"`
@@ -162,6 +165,11 @@ func (f fileConfig) apply(c *Config) {
 	if f.Zones != nil {
 		c.Zones = f.Zones
 	}
+	if f.Pods != nil {
+		c.Pods = f.Pods
+	}
+	setList(&c.Allowed, f.Allowed, func(p prefixText) netip.Prefix { return netip.Prefix(p) })
+	setList(&c.ClusterDNS, f.ClusterDNS, func(a addressText) netip.Addr { return netip.Addr(a).Unmap() })
 	setList(&c.DNSEndpoints, f.DNSEndpoints, func(s serverText) netip.AddrPort { return netip.AddrPort(s) })
 	setList(&c.Upstreams, f.Upstreams, func(s serverText) netip.AddrPort { return netip.AddrPort(s) })
 	setList(&c.ServiceCIDRs, f.ServiceCIDRs, func(p prefixText) netip.Prefix { return netip.Prefix(p) })

@@ -159,7 +159,7 @@ func (d *Daemon) load() error {
 	if err != nil {
 		return err
 	}
-	return d.datapath.ReplaceListeners(d.kernelListeners())
+	return d.datapath.Heartbeat(heartbeatLimit)
 }
 
 func (d *Daemon) setSysctl(name, value string) error {

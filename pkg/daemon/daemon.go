@@ -4,12 +4,12 @@ package daemon
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"net/netip"
 	"os"
 	"path/filepath"
-	"slices"
 	"sync"
 	"time"
 
@@ -34,6 +34,10 @@ const (
 	// LogFile is the name, in the run directory, of what a daemon in the background logs to.
 	LogFile = "daemon.log"
 
+	// heartbeat is how often the kernel hears of the daemon, heartbeatLimit when it takes it for dead.
+	heartbeat      = time.Second
+	heartbeatLimit = 3 * time.Second
+
 	// stopTimeout bounds a whole stop: what is not undone by then stays in the journal for the next one.
 	stopTimeout = 10 * time.Second
 )
@@ -56,16 +60,17 @@ type Daemon struct {
 	datapath  *datapath.Datapath // nil without BPF
 
 	inspection resolvconf.Inspection
-	clients    *netdev.Interface // of the KubeSwitch address, nil without one
 	listen     []netip.AddrPort
 	reloads    chan *reload
 
-	mu        sync.Mutex // guards config and what follows, which serve changes and reports read
-	routing   routing
-	snapshot  discovery.Snapshot
-	endpoints []endpoint
-	started   time.Time
-	problems  map[string]string // by what they concern
+	health *health
+
+	mu       sync.Mutex // guards config and what follows, which serve changes and reports read
+	routing  routing
+	snapshot discovery.Snapshot
+	network  network
+	started  time.Time
+	problems map[string]string // by what they concern
 }
 
 // CheckPrivilege fails if this process can't change the host. The verb is the command that wants to.
@@ -80,7 +85,7 @@ func CheckPrivilege(verb string) error {
 func New(c config.Config, version string, log *zap.Logger) *Daemon {
 	return &Daemon{
 		config: c, version: version, log: log,
-		reloads: make(chan *reload), problems: make(map[string]string),
+		reloads: make(chan *reload), health: newHealth(), problems: make(map[string]string),
 	}
 }
 
@@ -131,11 +136,26 @@ func (d *Daemon) acquire() error {
 	if d.journal.Empty() {
 		return nil
 	}
+	if d.canAdopt(d.journal.Header()) {
+		// Its programs go on steering until ours replace them, and its resolver file stays: nobody notices.
+		d.log.Warn("taking over from a daemon that died", zap.Time("since", d.journal.Header().Since))
+		return nil
+	}
 	d.log.Warn("undoing what an earlier attachment left", zap.Time("since", d.journal.Header().Since))
 	if _, err := undo(d.config, d.journal, d.log); err != nil {
 		return errors.Join(fmt.Errorf("undo an earlier attachment: %w", err), d.release())
 	}
 	return nil
+}
+
+// canAdopt reports whether a dead daemon's attachment has its things where ours will have them. Else it must be undone.
+func (d *Daemon) canAdopt(header state.Header) bool {
+	var old config.Config
+	if err := json.Unmarshal(header.Params, &old); err != nil {
+		return false
+	}
+	return old.BPF && d.config.BPF && old.BPFFS == d.config.BPFFS && old.ResolvConf == d.config.ResolvConf &&
+		old.Resolver == d.config.Resolver
 }
 
 // release gives the host's lock back and removes the run directory if nothing else is in it.
@@ -148,16 +168,44 @@ func (d *Daemon) release() error {
 	return removeRunDir(d.config, lock)
 }
 
-// serve follows endpoints, routes and new settings until ctx ends.
+// poke wakes a receiver that looks at everything anyway: one value waiting is as good as many.
+func poke(channel chan<- struct{}) {
+	select {
+	case channel <- struct{}{}:
+	default:
+	}
+}
+
+// beat tells the kernel programs that this daemon lives.
+func (d *Daemon) beat() {
+	if d.datapath == nil {
+		return
+	}
+	if err := d.datapath.Heartbeat(heartbeatLimit); err != nil {
+		d.log.Error("no sign of life to the kernel", zap.Error(err))
+	}
+}
+
+// serve follows endpoints, routes, health and new settings until ctx ends.
 func (d *Daemon) serve(ctx context.Context) error {
 	changes, err := netdev.Changes(ctx)
 	if err != nil {
 		return err
 	}
+	beat := time.NewTicker(heartbeat)
+	defer beat.Stop()
+	revived := make(chan struct{}, 1)
+	var watching sync.WaitGroup
+	defer watching.Wait()
+	watching.Go(func() { d.watchHealth(ctx, func() { poke(revived) }) })
 	for {
 		select {
 		case <-ctx.Done():
 			return nil
+		case <-beat.C:
+			d.beat()
+		case <-revived:
+			d.reroute()
 		case snapshot := <-d.routing.source.Snapshots():
 			d.apply(snapshot)
 		case request := <-d.reloads:
@@ -169,16 +217,6 @@ func (d *Daemon) serve(ctx context.Context) error {
 			}
 			d.reroute()
 		}
-	}
-}
-
-// reroute looks the ways to the endpoints up again. A busy host changes its routes often; those to the endpoints seldom.
-func (d *Daemon) reroute() {
-	d.mu.Lock()
-	snapshot, endpoints := d.snapshot, d.endpoints
-	d.mu.Unlock()
-	if !slices.Equal(resolveRoutes(snapshot.Endpoints), endpoints) {
-		d.apply(snapshot)
 	}
 }
 

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"reflect"
 	"slices"
 
 	"go.uber.org/zap"
@@ -17,56 +18,45 @@ import (
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/netdev"
 )
 
-// endpoint is a discovered endpoint and how this host reaches it.
-type endpoint struct {
-	discovery.Endpoint
-	route netdev.Route
-	// note says why the kernel does not steer to it, if it does not.
-	note string
-}
-
-func (e endpoint) steerable() bool { return e.note == "" }
-
-// resolveRoutes finds the way to each endpoint. One that the kernel can't steer to stays with the forwarder.
-func resolveRoutes(endpoints []discovery.Endpoint) []endpoint {
-	resolved := make([]endpoint, 0, len(endpoints))
-	for _, found := range endpoints {
-		e := endpoint{Endpoint: found}
-		route, err := netdev.RouteTo(found.Address.Addr())
-		switch {
-		case err != nil:
-			e.note = err.Error()
-		case route.Local:
-			e.note = "on this host: asked by the forwarder, not steered to"
-		case !route.Ethernet:
-			e.note = route.Interface + " has no Ethernet header: asked by the forwarder, not steered to"
-		}
-		e.route = route
-		resolved = append(resolved, e)
-	}
-	return resolved
-}
-
-// program brings forwarder and datapath to the endpoints of a snapshot. The caller holds d.mu or is alone.
+// program brings forwarder and datapath to a snapshot and the present network. The caller holds d.mu or is alone.
 func (d *Daemon) program(snapshot discovery.Snapshot) error {
-	endpoints := resolveRoutes(snapshot.Endpoints)
+	n, err := d.lookAround(snapshot)
+	if err != nil {
+		return err
+	}
 	// The forwarder first: it takes what the kernel passes while the maps change.
 	if err := d.forwarder.SetRoutes(d.routes(snapshot.Addresses())); err != nil {
 		return err
 	}
+	if address, ok := d.kubeSwitchAddress(); ok && n.clients.Index != 0 {
+		d.forwarder.SetPermitted(map[netip.Addr][]netip.Prefix{address: n.allowed})
+	}
 	if d.datapath != nil {
-		if err := d.programDatapath(endpoints); err != nil {
+		if err := d.programDatapath(n); err != nil {
 			return err
 		}
 	}
-	for _, e := range endpoints {
-		if !slices.ContainsFunc(d.endpoints, func(old endpoint) bool { return old == e }) {
+	for _, e := range n.endpoints {
+		if !slices.ContainsFunc(d.network.endpoints, func(old endpoint) bool { return old == e }) {
 			d.log.Info("endpoint", zap.Stringer("backend", e.Address), zap.String("source", e.Source),
-				zap.String("iface", e.route.Interface), zap.String("reason", e.note))
+				zap.String("iface", e.route.Interface), zap.Bool("dead", e.dead), zap.String("reason", e.note))
 		}
 	}
-	d.snapshot, d.endpoints = snapshot, endpoints
+	d.snapshot, d.network = snapshot, n
 	return nil
+}
+
+// reroute looks at the network again, and does something only if what matters has changed: a busy host changes its
+// routes often, those to the endpoints seldom.
+func (d *Daemon) reroute() {
+	d.mu.Lock()
+	n, err := d.lookAround(d.snapshot)
+	same := err == nil && reflect.DeepEqual(n, d.network)
+	snapshot := d.snapshot
+	d.mu.Unlock()
+	if !same {
+		d.apply(snapshot)
+	}
 }
 
 func (d *Daemon) routes(endpoints []netip.AddrPort) forwarder.Routes {
@@ -77,56 +67,34 @@ func (d *Daemon) routes(endpoints []netip.AddrPort) forwarder.Routes {
 	return forwarder.Routes{Zones: zones, Upstreams: d.routing.upstreams}
 }
 
-// programDatapath attaches where replies come in before queries are steered there. Attachments that the old endpoints
+// programDatapath attaches where replies come in before queries are steered there. Attachments that the old network
 // needed stay until the next change: replies may still be on their way.
-func (d *Daemon) programDatapath(endpoints []endpoint) error {
-	attachments := d.attachments(endpoints)
-	if err := d.datapath.ReplaceAttachments(union(d.attachments(d.endpoints), attachments)); err != nil {
+func (d *Daemon) programDatapath(n network) error {
+	if err := d.datapath.ReplaceReplyVia(n.replyVia()); err != nil {
 		return err
 	}
-	backends := make([]datapath.Backend, 0, len(endpoints))
-	for _, e := range endpoints {
-		if e.steerable() {
-			backends = append(backends, datapath.Backend{
-				Address: e.Address, NATAddress: e.route.Source, Ifindex: uint32(e.route.Ifindex),
-			})
+	if err := d.datapath.ReplaceAllowed(n.allowed); err != nil {
+		return err
+	}
+	if err := d.datapath.ReplaceListeners(d.kernelListeners(n)); err != nil {
+		return err
+	}
+	old := slices.DeleteFunc(d.network.attachments(), func(a datapath.Attachment) bool { return !netdev.Exists(a.Ifindex) })
+	attachments := union(n.attachments(), old)
+	delete(d.problems, "guard")
+	if n.clients.Index != 0 {
+		guard, err := d.datapath.TryGuard(n.clients.Name, n.clients.Index)
+		if err != nil {
+			d.log.Warn("no source check in the kernel, the forwarder checks what reaches it", zap.Error(err))
+			d.problems["guard"] = err.Error()
+		} else {
+			attachments = append(attachments, guard)
 		}
 	}
-	return d.datapath.ReplaceZones(d.routing.zones, backends)
-}
-
-// attachments lists the hooks in the order in which they must be attached: replies, then queries.
-func (d *Daemon) attachments(endpoints []endpoint) []datapath.Attachment {
-	var attachments []datapath.Attachment
-	for _, e := range endpoints {
-		if e.steerable() {
-			attachments = union(attachments, []datapath.Attachment{{
-				Program: datapath.FromBackend, Interface: e.route.Interface, Ifindex: e.route.Ifindex,
-			}})
-		}
+	if err := d.datapath.ReplaceAttachments(attachments); err != nil {
+		return err
 	}
-	attachments = append(attachments, datapath.Attachment{
-		Program: datapath.FromHost, Interface: "lo", Ifindex: loopbackIfindex, Egress: true,
-	})
-	if d.clients != nil {
-		attachments = append(attachments, datapath.Attachment{
-			Program: datapath.FromClient, Interface: d.clients.Name, Ifindex: d.clients.Index,
-		})
-	}
-	return attachments
-}
-
-// loopbackIfindex is lo's in every network namespace: the kernel makes it first.
-const loopbackIfindex = 1
-
-func union(a, b []datapath.Attachment) []datapath.Attachment {
-	result := slices.Clone(a)
-	for _, attachment := range b {
-		if !slices.Contains(result, attachment) {
-			result = append(result, attachment)
-		}
-	}
-	return result
+	return d.datapath.ReplaceZones(d.routing.zones, backends(n.endpoints), backends(n.fallback))
 }
 
 // findListeners decides where queries are taken: the loopback addresses, and the KubeSwitch address.
@@ -143,26 +111,12 @@ func (d *Daemon) findListeners() error {
 	if !wanted {
 		address = config.DefaultKubeSwitchAddress
 	}
-	clients, err := netdev.InterfaceOf(address)
+	_, err := netdev.InterfaceOf(address)
 	switch {
 	case err == nil:
-		d.clients = &clients
 		d.listen = append(d.listen, netip.AddrPortFrom(address, config.DNSPort))
 	case wanted || !errors.Is(err, netdev.ErrNoInterface):
 		return fmt.Errorf("KubeSwitch address %s: %w: set the address up, or name another with --kubeswitch-address", address, err)
 	}
 	return nil
-}
-
-// kernelListeners gives each listener its scope.
-func (d *Daemon) kernelListeners() []datapath.Listener {
-	listeners := make([]datapath.Listener, 0, len(d.listen))
-	for _, address := range d.listen {
-		scope := datapath.ScopeKubeSwitch
-		if address.Addr().IsLoopback() {
-			scope = datapath.ScopeHost
-		}
-		listeners = append(listeners, datapath.Listener{Address: address, Scope: scope})
-	}
-	return listeners
 }

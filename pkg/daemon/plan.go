@@ -40,10 +40,14 @@ func Plan(ctx context.Context, c config.Config, log *zap.Logger) (lines []string
 	if err != nil {
 		return lines, err
 	}
-	return append(lines, d.describe(resolveRoutes(snapshot.Endpoints))...), nil
+	n, err := d.lookAround(snapshot)
+	if err != nil {
+		return lines, err
+	}
+	return append(lines, d.describe(n)...), nil
 }
 
-func (d *Daemon) describe(endpoints []endpoint) (lines []string) {
+func (d *Daemon) describe(n network) (lines []string) {
 	say := func(format string, arguments ...any) { lines = append(lines, fmt.Sprintf(format, arguments...)) }
 	for _, address := range d.listen {
 		say("listen on %s, UDP and TCP", address)
@@ -53,14 +57,17 @@ func (d *Daemon) describe(endpoints []endpoint) (lines []string) {
 			say("set sysctl %s=1", name)
 		}
 		say("load the programs, pin them below %s", d.config.BPFFS)
-		for _, attachment := range d.attachments(endpoints) {
+		for _, attachment := range n.attachments() {
 			say("attach %s", attachment)
+		}
+		if n.clients.Index != 0 {
+			say("let only %s ask on %s", n.allowed, n.clients.Name)
 		}
 	}
 	for _, zone := range d.routing.zones {
 		say("answer zone %s from CoreDNS", zone)
 	}
-	for _, e := range endpoints {
+	for _, e := range n.endpoints {
 		how := "over " + e.route.Interface
 		if !e.steerable() {
 			how = e.note

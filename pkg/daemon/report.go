@@ -10,10 +10,14 @@ import (
 	"net/http"
 	"os"
 	"slices"
+	"strings"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/config"
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/datapath"
+	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/netdev"
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/resolvconf"
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/state"
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/status"
@@ -32,7 +36,7 @@ func (d *Daemon) report() status.Report {
 		Kubeconfig: d.routing.kubeconfig,
 		Discovery:  &status.Discovery{Updated: d.snapshot.Updated, Stale: d.snapshot.Stale, Reason: d.snapshot.Reason},
 	}
-	for _, about := range []string{"resolver", "endpoints"} {
+	for _, about := range []string{"resolver", "endpoints", "guard"} {
 		if problem, ok := d.problems[about]; ok {
 			report.Problems = append(report.Problems, problem)
 		}
@@ -52,19 +56,18 @@ func (d *Daemon) report() status.Report {
 	for _, address := range d.listen {
 		report.Forwarder.Listen = append(report.Forwarder.Listen, address.String())
 	}
-	for _, e := range d.endpoints {
-		// Asked by the forwarder only, an endpoint's health is what that saw; the kernel's steering is not probed yet.
-		healthy := true
-		for _, server := range stats.Upstreams {
-			if server.Addr == e.Address {
-				healthy = server.Healthy
-			}
-		}
-		entry := status.Endpoint{Address: e.Address.String(), Healthy: healthy, Source: e.Source, Note: e.note}
+	for _, e := range d.network.endpoints {
+		entry := status.Endpoint{Address: e.Address.String(), Healthy: !e.dead, Source: e.Source, Note: e.note}
 		if e.steerable() {
 			entry.Interface = e.route.Interface
 		}
+		if e.dead {
+			entry.Note = strings.TrimPrefix(entry.Note+"; does not answer", "; ")
+		}
 		report.Endpoints = append(report.Endpoints, entry)
+	}
+	if len(report.Endpoints) > 0 && !slices.ContainsFunc(report.Endpoints, func(e status.Endpoint) bool { return e.Healthy }) {
+		report.Problems = append(report.Problems, "no endpoint answers: check that CoreDNS runs and that this host reaches it")
 	}
 	fillResolver(&report, d.resolver, d.config)
 	fillDatapath(&report, d.config)
@@ -114,6 +117,11 @@ func fillDatapath(report *status.Report, c config.Config) {
 	}
 	report.Datapath.Pinned = c.BPFFS
 	for _, program := range programs {
+		if datapath.Program(program.Name) == datapath.Guard {
+			if mode, err := netdev.XDPMode(program.Interface); err == nil && mode != "" {
+				program.Attach += "/" + mode
+			}
+		}
 		report.Datapath.Programs = append(report.Datapath.Programs, status.Program{
 			Name: program.Name, Attach: program.Attach, Interface: program.Interface, KernelID: program.KernelID,
 		})
@@ -129,7 +137,9 @@ func fillDatapath(report *status.Report, c config.Config) {
 	report.Counters = make(map[string]status.Counters, len(counters))
 	report.Reasons = make(map[string]status.Reasons, len(counters))
 	for scope, scopeCounters := range counters {
-		report.Counters[scope.String()] = status.Counters{Steered: scopeCounters.Steered(), Passed: scopeCounters.Passed()}
+		report.Counters[scope.String()] = status.Counters{
+			Steered: scopeCounters.Steered(), Passed: scopeCounters.Passed(), Refused: scopeCounters.Refused(),
+		}
 		reasons := make(status.Reasons)
 		for reason, count := range scopeCounters.ByReason {
 			if count > 0 {
@@ -149,7 +159,8 @@ func Status(ctx context.Context, c config.Config) (status.Report, error) {
 	if err == nil {
 		return report, nil
 	}
-	silent := !errors.Is(err, os.ErrNotExist)
+	// A socket that nobody listens on is what a daemon that was killed leaves.
+	silent := !errors.Is(err, os.ErrNotExist) && !errors.Is(err, unix.ECONNREFUSED)
 
 	journal, err := state.Open(c.StateDir)
 	if err != nil {

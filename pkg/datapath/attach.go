@@ -22,6 +22,7 @@ const (
 	FromHost    = Program(dnsbpfProgDnsFromHost)    // egress of lo
 	FromClient  = Program(dnsbpfProgDnsFromClient)  // ingress of an interface that clients are behind
 	FromBackend = Program(dnsbpfProgDnsFromBackend) // ingress of an interface that leads to an endpoint
+	Guard       = Program(dnsbpfProgDnsGuard)       // XDP of an interface that other hosts ask on
 )
 
 // Attachment is one program on one hook of one interface.
@@ -32,9 +33,12 @@ type Attachment struct {
 	Egress    bool
 }
 
-// Hook returns "ingress" or "egress".
+// Hook returns "ingress", "egress" or "xdp".
 func (a Attachment) Hook() string {
-	if a.Egress {
+	switch {
+	case a.Program == Guard:
+		return "xdp"
+	case a.Egress:
 		return "egress"
 	}
 	return "ingress"
@@ -66,6 +70,8 @@ func (d *Datapath) program(name Program) (*ebpf.Program, error) {
 		return d.objects.DnsFromClient, nil
 	case FromBackend:
 		return d.objects.DnsFromBackend, nil
+	case Guard:
+		return d.objects.DnsGuard, nil
 	}
 	return nil, fmt.Errorf("no program %q in the object", name)
 }
@@ -83,11 +89,17 @@ func (d *Datapath) ReplaceAttachments(attachments []Attachment) error {
 			return fmt.Errorf("attach %s: %w", attachment, err)
 		}
 	}
+	var errs []error
+	for filter := range d.filters {
+		if !keep[filter.pinName()] {
+			errs = append(errs, d.options.TrafficControl.DetachFilter(filter))
+			delete(d.filters, filter)
+		}
+	}
 	entries, err := os.ReadDir(d.linkDir())
 	if err != nil {
-		return fmt.Errorf("read pin directory: %w", err)
+		return errors.Join(append(errs, fmt.Errorf("read pin directory: %w", err))...)
 	}
-	var errs []error
 	for _, entry := range entries {
 		if !keep[entry.Name()] {
 			if err := unpinLink(filepath.Join(d.linkDir(), entry.Name())); err != nil {
@@ -103,12 +115,15 @@ func (d *Datapath) attach(a Attachment) error {
 	if err != nil {
 		return err
 	}
-	if d.options.ForceTrafficControl && d.options.TrafficControl != nil {
-		return d.options.TrafficControl.AttachFilter(a, program.FD())
+	if a.Program != Guard && d.options.ForceTrafficControl && d.options.TrafficControl != nil {
+		return d.attachFilter(a, program)
 	}
 	pin := filepath.Join(d.linkDir(), a.pinName())
 	if updated, err := updateLink(pin, a, program); updated || err != nil {
 		return err
+	}
+	if a.Program == Guard {
+		return attachXDP(pin, a, program)
 	}
 	attach := ebpf.AttachTCXIngress
 	if a.Egress {
@@ -118,13 +133,51 @@ func (d *Datapath) attach(a Attachment) error {
 	// lets everything pass on that is not DNS for it.
 	tcx, err := link.AttachTCX(link.TCXOptions{Interface: a.Ifindex, Program: program, Attach: attach, Anchor: link.Head()})
 	if errors.Is(err, ebpf.ErrNotSupported) && d.options.TrafficControl != nil {
-		return d.options.TrafficControl.AttachFilter(a, program.FD())
+		return d.attachFilter(a, program)
 	}
 	if err != nil {
 		return err
 	}
 	// The pin holds the attachment from here on, not this process.
 	return errors.Join(tcx.Pin(pin), tcx.Close())
+}
+
+func (d *Datapath) attachFilter(a Attachment, program *ebpf.Program) error {
+	if err := d.options.TrafficControl.AttachFilter(a, program.FD()); err != nil {
+		return err
+	}
+	d.filters[a] = true
+	return nil
+}
+
+// attachXDP prefers the driver's own hook. Interfaces whose driver has none, a bridge for one, get the generic hook.
+func attachXDP(pin string, a Attachment, program *ebpf.Program) error {
+	options := link.XDPOptions{Interface: a.Ifindex, Program: program, Flags: link.XDPDriverMode}
+	xdp, err := link.AttachXDP(options)
+	if errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.EINVAL) {
+		options.Flags = link.XDPGenericMode
+		xdp, err = link.AttachXDP(options)
+	}
+	if errors.Is(err, unix.EBUSY) || errors.Is(err, unix.EEXIST) {
+		return fmt.Errorf("another XDP program is on %s: %w", a.Interface, err)
+	}
+	if err != nil {
+		return err
+	}
+	return errors.Join(xdp.Pin(pin), xdp.Close())
+}
+
+// TryGuard attaches the guard where it can be. It is no condition for anything else: an interface takes one XDP program,
+// and one that has another keeps it. The attachment must then be part of the next ReplaceAttachments.
+func (d *Datapath) TryGuard(ifname string, ifindex int) (Attachment, error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+
+	guard := Attachment{Program: Guard, Interface: ifname, Ifindex: ifindex}
+	if err := d.attach(guard); err != nil {
+		return guard, fmt.Errorf("attach %s: %w", guard, err)
+	}
+	return guard, nil
 }
 
 // updateLink puts the program into a pinned link, if there is one and its interface is still the one that is meant.
@@ -171,11 +224,13 @@ func linkIfindex(l link.Link) (int, error) {
 	if err != nil {
 		return 0, fmt.Errorf("read link: %w", err)
 	}
-	tcx := info.TCX()
-	if tcx == nil {
-		return 0, fmt.Errorf("link %d is no TCX link", info.ID)
+	if tcx := info.TCX(); tcx != nil {
+		return int(tcx.Ifindex), nil
 	}
-	return int(tcx.Ifindex), nil
+	if xdp := info.XDP(); xdp != nil {
+		return int(xdp.Ifindex), nil
+	}
+	return 0, fmt.Errorf("link %d is neither TCX nor XDP", info.ID)
 }
 
 // AttachedProgram describes one pinned attachment.
@@ -227,17 +282,19 @@ func pinnedProgram(pin string) (program AttachedProgram, err error) {
 	if last < 0 {
 		return program, fmt.Errorf("pinned link %s: not a name that k2s-dnsbpf gives", pin)
 	}
+	hook := rest[last+1:]
+	if Program(name) != Guard {
+		hook = "tcx/" + hook
+	}
 	program = AttachedProgram{
 		Name:      name,
-		Attach:    "tcx/" + rest[last+1:],
+		Attach:    hook,
 		Interface: strings.ReplaceAll(rest[:last], ":", "."),
 		KernelID:  uint32(info.Program),
 		pin:       pin,
 	}
-	if tcx := info.TCX(); tcx != nil {
-		program.Ifindex = int(tcx.Ifindex)
-	}
-	return program, nil
+	program.Ifindex, err = linkIfindex(pinned)
+	return program, err
 }
 
 // DetachQueries detaches the programs that steer queries and leaves those that bring replies back: the first half of a

@@ -21,13 +21,18 @@ type Counters struct {
 	LatencyMicrosecondsLog2 []uint64 `json:"latencyMicrosecondsLog2"`
 }
 
-// Steered is the number of queries sent to an endpoint.
-func (c Counters) Steered() uint64 { return c.ByReason["steered"] }
+// Steered is the number of queries sent to an endpoint, or to a former server while the daemon is dead.
+func (c Counters) Steered() uint64 { return c.sum("steered") }
 
 // Passed is the number of queries left to user space, for whatever reason.
-func (c Counters) Passed() (sum uint64) {
+func (c Counters) Passed() uint64 { return c.sum("passed_") }
+
+// Refused is the number of packets that were dropped because they may not or can't be queries.
+func (c Counters) Refused() uint64 { return c.sum("refused_") }
+
+func (c Counters) sum(prefix string) (sum uint64) {
 	for reason, count := range c.ByReason {
-		if strings.HasPrefix(reason, "passed_") {
+		if strings.HasPrefix(reason, prefix) {
 			sum += count
 		}
 	}

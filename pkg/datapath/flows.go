@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/netip"
 	"time"
 
 	"github.com/cilium/ebpf"
@@ -19,24 +20,46 @@ const natPortsMax = 16384
 
 // InFlight counts the steered queries that still wait for their reply.
 func (d *Datapath) InFlight() (count int, err error) {
+	err = d.walkFlows(func(dnsbpfDnsFlow, time.Duration) { count++ })
+	return count, err
+}
+
+// Waiting returns the endpoints from which a steered query has waited for its reply for longer than a time.
+func (d *Datapath) Waiting(longer time.Duration) (map[netip.AddrPort]bool, error) {
+	waiting := make(map[netip.AddrPort]bool)
+	err := d.walkFlows(func(flow dnsbpfDnsFlow, age time.Duration) {
+		if age > longer {
+			waiting[netip.AddrPortFrom(netip.AddrFrom16(flow.Endpoint).Unmap(), flow.EndpointPort)] = true
+		}
+	})
+	return waiting, err
+}
+
+// walkFlows visits the queries in flight with their age. Those whose reply would be too late are in flight no more.
+func (d *Datapath) walkFlows(visit func(flow dnsbpfDnsFlow, age time.Duration)) error {
 	now, err := coarseClock()
 	if err != nil {
-		return 0, err
+		return err
+	}
+	d.flowsMu.Lock()
+	defer d.flowsMu.Unlock()
+	if d.flows == nil {
+		d.slots, d.flows = make([]uint32, natPortsMax), make([]dnsbpfDnsFlow, natPortsMax)
 	}
 	var cursor ebpf.MapBatchCursor
-	keys, flows := make([]uint32, natPortsMax), make([]dnsbpfDnsFlow, natPortsMax)
 	for {
-		n, err := d.objects.DnsFlows.BatchLookup(&cursor, keys, flows, nil)
+		n, err := d.objects.DnsFlows.BatchLookup(&cursor, d.slots, d.flows, nil)
 		if err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
-			return 0, fmt.Errorf("read map dns_flows: %w", err)
+			return fmt.Errorf("read map dns_flows: %w", err)
 		}
-		for _, flow := range flows[:n] {
-			if flow.StartedNs != 0 && now-int64(flow.StartedNs) <= d.options.FlowTimeout.Nanoseconds() {
-				count++
+		for _, flow := range d.flows[:n] {
+			age := time.Duration(now - int64(flow.StartedNs))
+			if flow.StartedNs != 0 && age <= d.options.FlowTimeout {
+				visit(flow, age)
 			}
 		}
 		if err != nil {
-			return count, nil
+			return nil
 		}
 	}
 }

@@ -49,8 +49,13 @@ type Datapath struct {
 	options Options
 	objects dnsbpfObjects
 
-	mu    sync.Mutex // serialises writers of maps and links
-	group uint32     // the newest number that a group was given
+	mu      sync.Mutex          // serialises writers of maps and links
+	group   uint32              // the newest number that a group was given
+	filters map[Attachment]bool // attached with TrafficControl
+
+	flowsMu sync.Mutex // guards the buffers that dns_flows is read into
+	slots   []uint32
+	flows   []dnsbpfDnsFlow
 }
 
 // CheckPinDir reports whether dir can hold pins, without changing anything: its nearest existing parent must be on a
@@ -87,13 +92,15 @@ func Load(options Options) (_ *Datapath, err error) {
 	if err := rlimit.RemoveMemlock(); err != nil {
 		return nil, fmt.Errorf("load BPF programs: lift the memlock limit: %w", err)
 	}
-	d := &Datapath{options: options}
-	for _, dir := range []string{d.mapDir(), d.linkDir()} {
-		if err := os.MkdirAll(dir, 0o755); err != nil {
-			return nil, fmt.Errorf("create pin directory: %w", err)
+	d := &Datapath{options: options, filters: make(map[Attachment]bool)}
+	err = d.load()
+	if errors.Is(err, ebpf.ErrMapIncompatible) {
+		// Pinned by another version of this program, whose programs can't go on with ours.
+		if err := Remove(options.PinDir); err != nil {
+			return nil, fmt.Errorf("remove the pins of another version: %w", err)
 		}
+		err = d.load()
 	}
-	err = loadDnsbpfObjects(&d.objects, &ebpf.CollectionOptions{Maps: ebpf.MapOptions{PinPath: d.mapDir()}})
 	if err != nil {
 		return nil, fmt.Errorf("load BPF programs: %w", describeLoadError(err))
 	}
@@ -109,6 +116,16 @@ func Load(options Options) (_ *Datapath, err error) {
 		return nil, err
 	}
 	return d, nil
+}
+
+// load creates the maps, or adopts the pinned ones, and loads the programs.
+func (d *Datapath) load() error {
+	for _, dir := range []string{d.mapDir(), d.linkDir()} {
+		if err := os.MkdirAll(dir, 0o755); err != nil {
+			return fmt.Errorf("create pin directory: %w", err)
+		}
+	}
+	return loadDnsbpfObjects(&d.objects, &ebpf.CollectionOptions{Maps: ebpf.MapOptions{PinPath: d.mapDir()}})
 }
 
 // describeLoadError keeps the verifier's whole log: its last lines alone seldom tell why a program was refused.

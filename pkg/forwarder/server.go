@@ -65,6 +65,8 @@ type Server struct {
 	counters counters
 	inFlight atomic.Int64
 
+	permitted atomic.Pointer[map[netip.Addr][]netip.Prefix]
+
 	routesMu sync.Mutex // makes SetRoutes calls take turns
 	routes   atomic.Pointer[table]
 

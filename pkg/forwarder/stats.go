@@ -24,6 +24,7 @@ type Stats struct {
 	TCPFallbacks uint64 // truncated replies that were asked for again by TCP
 
 	ConnsRefused uint64 // TCP connections over the limit
+	Forbidden    uint64 // packets and connections of clients outside SetPermitted
 
 	InFlight int // gauge: queries being answered now
 	Conns    int // gauge: open TCP connections of clients
@@ -47,6 +48,7 @@ type counters struct {
 	retries           atomic.Uint64
 	tcpFallbacks      atomic.Uint64
 	connsRefused      atomic.Uint64
+	forbidden         atomic.Uint64
 }
 
 // Stats returns the present counters. It is safe for concurrent use.
@@ -64,6 +66,7 @@ func (s *Server) Stats() Stats {
 		Retries:      c.retries.Load(),
 		TCPFallbacks: c.tcpFallbacks.Load(),
 		ConnsRefused: c.connsRefused.Load(),
+		Forbidden:    c.forbidden.Load(),
 		InFlight:     int(s.inFlight.Load()),
 	}
 	s.mu.Lock()

@@ -30,6 +30,9 @@ func (s *Server) serveTCP(l *net.TCPListener) {
 	for {
 		conn, err := l.AcceptTCP()
 		switch {
+		case err == nil && !s.permits(conn.LocalAddr(), conn.RemoteAddr().(*net.TCPAddr).AddrPort().Addr()):
+			s.counters.forbidden.Add(1)
+			conn.Close()
 		case err == nil:
 			s.takeTCP(conn)
 		case errors.Is(err, net.ErrClosed):

@@ -40,6 +40,10 @@ func (s *Server) serveUDP(conn *net.UDPConn) {
 
 // takeUDP answers one datagram in a goroutine of its own, if there is a slot.
 func (s *Server) takeUDP(conn *net.UDPConn, packet []byte, from netip.AddrPort) {
+	if !s.permits(conn.LocalAddr(), from.Addr()) {
+		s.counters.forbidden.Add(1)
+		return
+	}
 	s.counters.udp.Add(1)
 	if !s.acquire() {
 		s.replyUDP(conn, s.overload(packet), from)

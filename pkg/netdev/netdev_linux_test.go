@@ -6,6 +6,7 @@ import (
 	"net/netip"
 	"os"
 	"runtime"
+	"slices"
 	"strings"
 	"testing"
 
@@ -132,10 +133,10 @@ func TestRouteTo(t *testing.T) {
 func TestInterfaceOf(t *testing.T) {
 	newNamespace(t)
 	up(t, "lo")
-	eth0 := Interface{"eth0", addInterface(t, "eth0", "172.20.0.1/24", "172.20.0.2/24", "fd00:20::1/64")}
-	eth1 := Interface{"eth1", addInterface(t, "eth1", "172.19.1.1/24")}
+	eth0 := Interface{Name: "eth0", Index: addInterface(t, "eth0", "172.20.0.1/24", "172.20.0.2/24", "fd00:20::1/64")}
+	eth1 := Interface{Name: "eth1", Index: addInterface(t, "eth1", "172.19.1.1/24")}
 	for address, want := range map[string]Interface{
-		"127.0.0.1": {"lo", 1}, "::1": {"lo", 1}, "172.20.0.1": eth0, "172.20.0.2": eth0, "::ffff:172.20.0.1": eth0,
+		"127.0.0.1": {Name: "lo", Index: 1}, "::1": {Name: "lo", Index: 1}, "172.20.0.1": eth0, "172.20.0.2": eth0, "::ffff:172.20.0.1": eth0,
 		"fd00:20::1": eth0, "172.19.1.1": eth1,
 	} {
 		if got, err := InterfaceOf(netip.MustParseAddr(address)); err != nil || got != want {
@@ -147,11 +148,31 @@ func TestInterfaceOf(t *testing.T) {
 			t.Errorf("InterfaceOf(%s) = %v, %v; want ErrNoInterface", address, got, err)
 		}
 	}
-	if got, err := InterfaceByName("eth1"); err != nil || got != eth1 {
-		t.Errorf("InterfaceByName(eth1) = %v, %v", got, err)
+	want := []netip.Prefix{netip.MustParsePrefix("172.19.1.1/24")}
+	prefixes, err := PrefixesOf("eth1")
+	prefixes = slices.DeleteFunc(prefixes, func(p netip.Prefix) bool { return p.Addr().IsLinkLocalUnicast() })
+	if err != nil || !slices.Equal(prefixes, want) {
+		t.Errorf("PrefixesOf(eth1) = %v, %v; want %v", prefixes, err, want)
 	}
-	if got, err := InterfaceByName("eth2"); err == nil || !strings.Contains(err.Error(), "eth2") {
-		t.Errorf("InterfaceByName(eth2) = %v, %v", got, err)
+	if got, err := PrefixesOf("eth2"); err == nil || !strings.Contains(err.Error(), "eth2") {
+		t.Errorf("PrefixesOf(eth2) = %v, %v", got, err)
+	}
+	for _, test := range []struct {
+		patterns []string
+		want     []Interface
+	}{
+		{nil, nil}, {[]string{"lo"}, nil}, {[]string{"eth0"}, []Interface{eth0}}, {[]string{"eth*", "eth1"}, []Interface{eth0, eth1}},
+		{[]string{"veth*"}, nil},
+	} {
+		if got, err := MatchInterfaces(test.patterns); err != nil || !slices.Equal(got, test.want) {
+			t.Errorf("MatchInterfaces(%q) = %v, %v; want %v", test.patterns, got, err, test.want)
+		}
+	}
+	if got, err := MatchInterfaces([]string{"eth["}); err == nil || !strings.Contains(err.Error(), "eth[") {
+		t.Errorf("MatchInterfaces(eth[) = %v, %v", got, err)
+	}
+	if mode, err := XDPMode("eth0"); err != nil || mode != "" {
+		t.Errorf("XDPMode(eth0) = %q, %v", mode, err)
 	}
 }
 

@@ -55,52 +55,6 @@ func RouteTo(address netip.Addr) (Route, error) {
 	}, nil
 }
 
-// Interface is a network interface.
-type Interface struct {
-	Name  string
-	Index int
-}
-
-// ErrNoInterface is returned if no interface has the address that was asked for.
-var ErrNoInterface = errors.New("no interface has this address")
-
-// InterfaceOf returns the interface that has the address.
-func InterfaceOf(address netip.Addr) (Interface, error) {
-	address = address.Unmap()
-	family := netlink.FAMILY_V4
-	if address.Is6() {
-		family = netlink.FAMILY_V6
-	}
-	devices, err := retryInterrupted(netlink.LinkList)
-	if err != nil {
-		return Interface{}, fmt.Errorf("list interfaces: %w", err)
-	}
-	for _, device := range devices {
-		addresses, err := retryInterrupted(func() ([]netlink.Addr, error) { return netlink.AddrList(device, family) })
-		if errors.Is(err, unix.ENODEV) {
-			continue // gone since it was listed
-		}
-		if err != nil {
-			return Interface{}, fmt.Errorf("list addresses of %s: %w", device.Attrs().Name, err)
-		}
-		for _, candidate := range addresses {
-			if own, ok := netip.AddrFromSlice(candidate.IP); ok && own.Unmap() == address.WithZone("") {
-				return Interface{Name: device.Attrs().Name, Index: device.Attrs().Index}, nil
-			}
-		}
-	}
-	return Interface{}, fmt.Errorf("%w: %s", ErrNoInterface, address)
-}
-
-// InterfaceByName looks an interface up.
-func InterfaceByName(name string) (Interface, error) {
-	device, err := netlink.LinkByName(name)
-	if err != nil {
-		return Interface{}, fmt.Errorf("look up interface %s: %w", name, err)
-	}
-	return Interface{Name: name, Index: device.Attrs().Index}, nil
-}
-
 // retryInterrupted repeats a dump that the kernel says may be inconsistent, since something changed while it ran.
 func retryInterrupted[T any](dump func() (T, error)) (result T, err error) {
 	const attempts = 5
