@@ -101,6 +101,12 @@ func (d *Daemon) Run(ctx context.Context, ready func()) (err error) {
 	if err := d.attach(ctx, running, &background); err != nil {
 		return err
 	}
+	// Before ready: who waited for it may ask for the status at once.
+	control, err := d.listenControl()
+	if err != nil {
+		return err
+	}
+	defer control.Close()
 	d.log.Info("attached", zap.Strings("zones", d.zones), zap.Stringers("upstreams", d.upstreams))
 	ready()
 	return d.serve(ctx)
@@ -143,14 +149,8 @@ func (d *Daemon) release() error {
 	return removeRunDir(d.config, lock)
 }
 
-// serve follows endpoints, routes and clients of the control socket until ctx ends or one of them fails.
+// serve follows endpoints and routes until ctx ends or they can't be followed.
 func (d *Daemon) serve(ctx context.Context) error {
-	control, err := d.listenControl()
-	if err != nil {
-		return err
-	}
-	defer control.Close()
-
 	changes, err := netdev.Changes(ctx)
 	if err != nil {
 		return err
