@@ -1,7 +1,6 @@
 package e2e
 
 import (
-	"fmt"
 	"slices"
 	"strings"
 	"testing"
@@ -215,6 +214,6 @@ func TestResolvers(t *testing.T) {
 		t.Fatal(err)
 	}
 	if counters["UdpInCsumErrors"]+counters["Udp6InCsumErrors"] != 0 {
-		t.Error(fmt.Errorf("checksum errors: %v", counters))
+		t.Errorf("checksum errors: %v", counters)
 	}
 }
