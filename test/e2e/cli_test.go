@@ -29,6 +29,8 @@ type refusal struct {
 	says []string
 	// within is how long it may take; 0 is five seconds.
 	within time.Duration
+	// unseen leaves it to the caller to compare the host, once for many.
+	unseen bool
 }
 
 func (h *host) refuse(r refusal) {
@@ -37,7 +39,10 @@ func (h *host) refuse(r refusal) {
 		undo := r.prepare(h)
 		defer undo()
 	}
-	before := h.snapshot()
+	var before string
+	if !r.unseen {
+		before = h.snapshot()
+	}
 	out := command(h.t, h.Host(), append(slices.Clone(r.before), append([]string{h.binary}, r.args...)...)...)
 	h.t.Log(out.stderr)
 	if out.code != r.code {
@@ -49,10 +54,14 @@ func (h *host) refuse(r refusal) {
 	if out.stdout != "" {
 		h.t.Errorf("want nothing on standard output: %v", out)
 	}
+	line := strings.TrimPrefix(out.stderr, "k2s-dnsbpf: ")
 	for _, text := range r.says {
-		if !strings.Contains(out.stderr, text) {
+		if !strings.Contains(line, text) {
 			h.t.Errorf("want %q in the line: %v", text, out)
 		}
+	}
+	if strings.Contains(line, "transparent") && slices.Contains(r.args, "attach") {
+		h.t.Errorf("the remedy is a mode that this version refuses: %v", out)
 	}
 	if r.within == 0 {
 		r.within = 5 * time.Second
@@ -60,7 +69,9 @@ func (h *host) refuse(r refusal) {
 	if out.took > r.within {
 		h.t.Errorf("it took longer than %s: %v", r.within, out)
 	}
-	h.unchangedBut(before)
+	if !r.unseen {
+		h.unchangedBut(before)
+	}
 }
 
 func (h *host) refuseAll(list []refusal) {
@@ -127,7 +138,8 @@ func TestWrongUsage(t *testing.T) {
 		{attachArgs("--resolv-conf", "resolv.conf"), []string{"resolv.conf", "absolute"}},
 		{attachArgs("--state-dir", ""), []string{"absolute"}},
 	} {
-		list = append(list, refusal{name: strings.Join(test.args, " "), args: test.args, code: 2, says: test.says})
+		name := strings.TrimPrefix(strings.Join(test.args, " "), strings.Join(attachArgs(), " "))
+		list = append(list, refusal{name: name, args: test.args, code: 2, says: test.says, unseen: true})
 	}
 	const file = "/run/k2s.yaml"
 	for _, test := range []struct {
@@ -145,14 +157,16 @@ func TestWrongUsage(t *testing.T) {
 	} {
 		list = append(list, refusal{
 			name: "config file with " + test.name, prepare: withFile(file, test.content),
-			args: []string{"attach", "--config", file}, code: 2, says: test.says,
+			args: []string{"attach", "--config", file}, code: 2, says: test.says, unseen: true,
 		})
 	}
 	list = append(list, refusal{
 		name: "config file missing", args: []string{"attach", "--config", "/run/none.yaml"}, code: 1,
-		says: []string{"/run/none.yaml", "no such file"},
+		says: []string{"/run/none.yaml", "no such file"}, unseen: true,
 	})
+	before := h.snapshot()
 	h.refuseAll(list)
+	h.unchangedBut(before)
 }
 
 // TestRefusedAttach: everything that can be wrong with the host or the cluster.
@@ -219,7 +233,7 @@ users: [{name: admin, user: {token: x}}]
 		{name: "bpffs missing", prepare: shell("umount /sys/fs/bpf", "mount -t bpf -o mode=700 bpf /sys/fs/bpf"), args: attachArgs(), code: 1, says: []string{"/sys/fs/bpf", "mount -t bpf", "--no-bpf"}},
 		{name: "bpffs elsewhere", args: attachArgs("--bpffs", "/run/pins"), code: 1, says: []string{"/run/pins", "bpf"}},
 
-		{name: "resolv.conf read-only", prepare: shell("mount -o remount,ro /etc", "mount -o remount,rw /etc"), args: attachArgs(), code: 1, says: []string{"/etc/resolv.conf", "read-only", "remount"}},
+		{name: "resolv.conf read-only", prepare: shell("mount -o remount,ro /etc", "mount -o remount,rw /etc"), args: attachArgs(), code: 1, says: []string{"/etc", "read-only", "remount"}},
 		{name: "resolv.conf immutable", prepare: shell("chattr +i /etc/resolv.conf", "chattr -i /etc/resolv.conf"), args: attachArgs(), code: 1, says: []string{"/etc/resolv.conf", "immutable", "chattr -i"}},
 		{name: "resolv.conf append-only", prepare: shell("chattr +a /etc/resolv.conf", "chattr -a /etc/resolv.conf"), args: attachArgs(), code: 1, says: []string{"/etc/resolv.conf", "append-only", "chattr -a"}},
 		{name: "etc immutable", prepare: shell("chattr +i /etc", "chattr -i /etc"), args: attachArgs(), code: 1, says: []string{"/etc", "immutable", "chattr -i"}},
@@ -269,8 +283,11 @@ func TestRepeated(t *testing.T) {
 	if now := h.healthy().PID; now != pid {
 		t.Errorf("the second attach replaced the daemon %d by %d", pid, now)
 	}
-	if d := lab.Diff(attached, h.snapshot()); d != "" {
-		t.Errorf("the second attach changed the host:\n%s", d)
+	// It may add to the log that it was refused.
+	for line := range strings.Lines(lab.Diff(attached, h.snapshot())) {
+		if !strings.Contains(line, " /run/k2s-dnsbpf/daemon.log ") {
+			t.Errorf("the second attach changed the host: %s", line)
+		}
 	}
 	resolve(t, h.Host(), hostDNS, lab.Backend, lab.Backend4)
 

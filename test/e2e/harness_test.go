@@ -202,7 +202,10 @@ func (h *host) signal(name string, pid int) {
 // kill ends the daemon as the kernel's memory killer would, and waits until it is gone.
 func (h *host) kill() {
 	h.t.Helper()
-	pid := h.healthy().PID
+	pid := h.status().PID
+	if pid == 0 {
+		h.t.Fatal("no daemon to kill")
+	}
 	h.signal("KILL", pid)
 	eventually(h.t, "the killed daemon is gone", func() error {
 		return h.Host().Do(func() error {
