@@ -22,10 +22,14 @@ type Interface struct {
 // ErrNoInterface is returned if no interface has the address that was asked for.
 var ErrNoInterface = errors.New("no interface has this address")
 
-func newInterface(device netlink.Link) Interface {
+// newInterface describes one of the devices. Which of them are bridges is known from the list: netlink tells nothing of a
+// bridge's port but its master, which may as well be a bond or a VRF.
+func newInterface(device netlink.Link, devices []netlink.Link) Interface {
 	attributes := device.Attrs()
 	found := Interface{Name: attributes.Name, Index: attributes.Index}
-	if attributes.Slave != nil && attributes.Slave.SlaveType() == "bridge" {
+	if attributes.MasterIndex != 0 && slices.ContainsFunc(devices, func(other netlink.Link) bool {
+		return other.Attrs().Index == attributes.MasterIndex && other.Type() == "bridge"
+	}) {
 		found.Bridge = attributes.MasterIndex
 	}
 	return found
@@ -44,7 +48,7 @@ func InterfaceOf(address netip.Addr) (Interface, error) {
 			return Interface{}, err
 		}
 		if slices.ContainsFunc(prefixes, func(own netip.Prefix) bool { return own.Addr() == address.WithZone("") }) {
-			return newInterface(device), nil
+			return newInterface(device, devices), nil
 		}
 	}
 	return Interface{}, fmt.Errorf("%w: %s", ErrNoInterface, address)
@@ -107,7 +111,7 @@ func MatchInterfaces(patterns []string) ([]Interface, error) {
 				return nil, fmt.Errorf("interface pattern %q: %w", pattern, err)
 			}
 			if matches {
-				found = append(found, newInterface(device))
+				found = append(found, newInterface(device, devices))
 				break
 			}
 		}
