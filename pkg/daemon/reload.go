@@ -79,6 +79,7 @@ func (d *Daemon) reload(ctx context.Context, now, c config.Config) error {
 	fixed := c
 	fixed.DNSEndpoints, fixed.Kubeconfig, fixed.Upstreams = now.DNSEndpoints, now.Kubeconfig, now.Upstreams
 	fixed.Zones, fixed.ServiceCIDRs, fixed.PodCIDRs = now.Zones, now.ServiceCIDRs, now.PodCIDRs
+	fixed.Allowed, fixed.Pods, fixed.ClusterDNS = now.Allowed, now.Pods, now.ClusterDNS
 	fixed.Wait = now.Wait
 	if !sameSettings(fixed, now) {
 		return fmt.Errorf("%w: topology, resolver, KubeSwitch address, --no-bpf, log level and paths: detach first", ErrNeedsDetach)
@@ -112,13 +113,12 @@ func (d *Daemon) reload(ctx context.Context, now, c config.Config) error {
 func (d *Daemon) commit(request *reload) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	old, oldSnapshot := d.routing, d.snapshot
-	d.routing = request.routing
+	old, oldConfig, oldSnapshot := d.routing, d.config, d.snapshot
+	d.routing, d.config = request.routing, request.config
 	if err := d.program(request.snapshot); err != nil {
-		d.routing = old
+		d.routing, d.config = old, oldConfig
 		return errors.Join(err, d.program(oldSnapshot))
 	}
-	d.config = request.config
 	params, err := json.Marshal(d.config)
 	if err != nil {
 		return fmt.Errorf("encode settings for the journal: %w", err)
