@@ -67,6 +67,11 @@ static __always_inline int handle_query(struct __sk_buff *skb, bool local)
 	if (!listener || !scratch || !config)
 		return PASS;
 
+	/* Here too: the guard may be missing, or on another interface than a pod's query for this address comes in on. */
+	if (!local && listener->scope == DNS_SCOPE_KUBESWITCH && !is_allowed(&pkt.src)) {
+		count(listener->scope, DNS_REASON_refused_source);
+		return TC_ACT_SHOT;
+	}
 	if (reason == DNS_OK && (is_odd_skb(skb) || pull(skb, pkt.dns_end)))
 		reason = DNS_REASON_passed_malformed;
 	if (reason == DNS_OK) {
@@ -124,7 +129,8 @@ int dns_guard(struct xdp_md *xdp)
 		return XDP_PASS;
 	__builtin_memcpy(&listener_key.addr, &pkt.dst, sizeof(listener_key.addr));
 	listener = bpf_map_lookup_elem(&dns_listeners, &listener_key);
-	if (!listener)
+	/* Other intercepted addresses, the cluster's DNS address above all, are open to whom this host routes for. */
+	if (!listener || listener->scope != DNS_SCOPE_KUBESWITCH)
 		return XDP_PASS;
 
 	if (!is_allowed(&pkt.src))
