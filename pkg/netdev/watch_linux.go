@@ -3,52 +3,112 @@ package netdev
 import (
 	"context"
 	"fmt"
+	"time"
 
 	"github.com/vishvananda/netlink"
 )
 
+// resubscribe is how often a subscription that can't be renewed is tried again.
+const resubscribe = time.Second
+
 // Changes sends a value after interfaces, addresses or routes have changed, until ctx ends. Changes that come while
 // one is waiting to be received are the same value: the receiver looks at the state anew in any case.
 func Changes(ctx context.Context) (<-chan struct{}, error) {
-	links := make(chan netlink.LinkUpdate)
-	addresses := make(chan netlink.AddrUpdate)
-	routes := make(chan netlink.RouteUpdate)
-	if err := netlink.LinkSubscribe(links, ctx.Done()); err != nil {
-		return nil, fmt.Errorf("follow interfaces: %w", err)
-	}
-	if err := netlink.AddrSubscribe(addresses, ctx.Done()); err != nil {
-		return nil, fmt.Errorf("follow addresses: %w", err)
-	}
-	if err := netlink.RouteSubscribe(routes, ctx.Done()); err != nil {
-		return nil, fmt.Errorf("follow routes: %w", err)
+	current, err := subscribe()
+	if err != nil {
+		return nil, err
 	}
 	changes := make(chan struct{}, 1)
-	go func() {
-		// The subscriptions close their channels when they end; a nil channel is never ready.
-		for links != nil || addresses != nil || routes != nil {
-			var open bool
-			select {
-			case _, open = <-links:
-				if !open {
-					links = nil
-				}
-			case _, open = <-addresses:
-				if !open {
-					addresses = nil
-				}
-			case _, open = <-routes:
-				if !open {
-					routes = nil
-				}
-			}
-			if open {
-				select {
-				case changes <- struct{}{}:
-				default:
-				}
-			}
+	changed := func() {
+		select {
+		case changes <- struct{}{}:
+		default:
 		}
-		close(changes)
+	}
+	go func() {
+		defer close(changes)
+		for {
+			current.forward(ctx, changed)
+			// The kernel ends a subscription whose reader was too slow for a flood of events: some are lost, and there may be
+			// no other after them.
+			for {
+				if ctx.Err() != nil {
+					return
+				}
+				if current, err = subscribe(); err == nil {
+					break
+				}
+				select {
+				case <-ctx.Done():
+				case <-time.After(resubscribe):
+				}
+			}
+			changed()
+		}
 	}()
 	return changes, nil
+}
+
+// subscription to all events that matter. The channels are closed when it has ended.
+type subscription struct {
+	links     chan netlink.LinkUpdate
+	addresses chan netlink.AddrUpdate
+	routes    chan netlink.RouteUpdate
+	done      chan struct{}
+}
+
+func subscribe() (*subscription, error) {
+	s := &subscription{
+		links: make(chan netlink.LinkUpdate), addresses: make(chan netlink.AddrUpdate), routes: make(chan netlink.RouteUpdate),
+		done: make(chan struct{}),
+	}
+	if err := netlink.LinkSubscribe(s.links, s.done); err != nil {
+		return nil, fmt.Errorf("follow interfaces: %w", err)
+	}
+	if err := netlink.AddrSubscribe(s.addresses, s.done); err != nil {
+		close(s.done)
+		return nil, fmt.Errorf("follow addresses: %w", err)
+	}
+	if err := netlink.RouteSubscribe(s.routes, s.done); err != nil {
+		close(s.done)
+		return nil, fmt.Errorf("follow routes: %w", err)
+	}
+	return s, nil
+}
+
+// forward calls changed after each event, until ctx or one of the subscriptions ends; then it ends the others.
+func (s *subscription) forward(ctx context.Context, changed func()) {
+	stop := ctx.Done()
+	end := func() {
+		if stop != nil {
+			stop = nil
+			close(s.done)
+		}
+	}
+	// A nil channel is never ready. All of them are read until they are closed: their writers must not be left waiting.
+	for s.links != nil || s.addresses != nil || s.routes != nil {
+		var open bool
+		select {
+		case <-stop:
+			end()
+			continue
+		case _, open = <-s.links:
+			if !open {
+				s.links = nil
+			}
+		case _, open = <-s.addresses:
+			if !open {
+				s.addresses = nil
+			}
+		case _, open = <-s.routes:
+			if !open {
+				s.routes = nil
+			}
+		}
+		if open {
+			changed()
+		} else {
+			end()
+		}
+	}
 }
