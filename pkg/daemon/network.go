@@ -105,9 +105,9 @@ func resolveRoutes(endpoints []discovery.Endpoint) []endpoint {
 }
 
 // backends are the endpoints that queries are steered to: the living ones, or all if none lives, since an endpoint that
-// is silent may still be better than none.
+// is silent may still be better than none. It is not better than a living one that only the forwarder can ask.
 func backends(endpoints []endpoint) []datapath.Backend {
-	someLives := slices.ContainsFunc(endpoints, func(e endpoint) bool { return e.steerable() && !e.dead })
+	someLives := slices.ContainsFunc(endpoints, func(e endpoint) bool { return !e.dead })
 	result := make([]datapath.Backend, 0, len(endpoints))
 	for _, e := range endpoints {
 		if e.steerable() && (!e.dead || !someLives) {
