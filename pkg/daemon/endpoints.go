@@ -67,10 +67,11 @@ func (d *Daemon) routes(endpoints []netip.AddrPort) forwarder.Routes {
 	return forwarder.Routes{Zones: zones, Upstreams: d.routing.upstreams}
 }
 
-// programDatapath attaches where replies come in before queries are steered there. Attachments that the old network
-// needed stay until the next change: replies may still be on their way.
+// programDatapath attaches where replies come in before queries are steered there. Where the old network got replies from
+// stays attached until the next change: some may still be on their way.
 func (d *Daemon) programDatapath(n network) error {
-	if err := d.datapath.ReplaceReplyVia(n.replyVia()); err != nil {
+	// Old ones stay for now: what old attachments still steer, a dead daemon's too, needs its way back.
+	if err := d.datapath.AddReplyVia(n.replyVia()); err != nil {
 		return err
 	}
 	if err := d.datapath.ReplaceAllowed(n.allowed); err != nil {
@@ -79,7 +80,9 @@ func (d *Daemon) programDatapath(n network) error {
 	if err := d.datapath.ReplaceListeners(d.kernelListeners(n)); err != nil {
 		return err
 	}
-	old := slices.DeleteFunc(d.network.attachments(), func(a datapath.Attachment) bool { return !netdev.Exists(a.Ifindex) })
+	old := slices.DeleteFunc(d.network.attachments(), func(a datapath.Attachment) bool {
+		return a.Program != datapath.FromBackend || !netdev.Exists(a.Ifindex)
+	})
 	attachments := union(n.attachments(), old)
 	delete(d.problems, "guard")
 	if n.clients.Index != 0 {
@@ -92,6 +95,9 @@ func (d *Daemon) programDatapath(n network) error {
 		}
 	}
 	if err := d.datapath.ReplaceAttachments(attachments); err != nil {
+		return err
+	}
+	if err := d.datapath.ReplaceReplyVia(n.replyVia()); err != nil {
 		return err
 	}
 	return d.datapath.ReplaceZones(d.routing.zones, backends(n.endpoints), backends(n.fallback))

@@ -36,8 +36,8 @@ func (d *Datapath) ReplaceAllowed(prefixes []netip.Prefix) error {
 	return deleteUnless(d.objects.DnsAllowed, func(key dnsbpfDnsPrefix) bool { return keep[key] })
 }
 
-// ReplaceReplyVia says for which interfaces replies leave through another one, by index: for a bridge's port the bridge.
-func (d *Datapath) ReplaceReplyVia(via map[uint32]uint32) error {
+// AddReplyVia says for which interfaces replies leave through another one, by index: for a bridge's port the bridge.
+func (d *Datapath) AddReplyVia(via map[uint32]uint32) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 
@@ -46,6 +46,16 @@ func (d *Datapath) ReplaceReplyVia(via map[uint32]uint32) error {
 			return fmt.Errorf("write interface %d to map dns_reply_via: %w", ifindex, err)
 		}
 	}
+	return nil
+}
+
+// ReplaceReplyVia is AddReplyVia and forgets all others.
+func (d *Datapath) ReplaceReplyVia(via map[uint32]uint32) error {
+	if err := d.AddReplyVia(via); err != nil {
+		return err
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
 	return deleteUnless(d.objects.DnsReplyVia, func(ifindex uint32) bool { _, keep := via[ifindex]; return keep })
 }
 
