@@ -10,6 +10,7 @@ import (
 
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netns"
+	"golang.org/x/sys/unix"
 )
 
 // Addresses of the lab. The IPv4 ones are K2s's defaults and the documentation ranges of RFC 5737.
@@ -223,6 +224,10 @@ func (h *netOf) setUp(link netlink.Link, addrs ...string) error {
 	for _, a := range addrs {
 		addr, err := netlink.ParseAddr(a)
 		if err == nil {
+			if addr.IP.To4() == nil {
+				// Even with accept_dad=0 an address is tentative for a moment, in which no server can bind it.
+				addr.Flags = unix.IFA_F_NODAD
+			}
 			err = h.AddrAdd(link, addr)
 		}
 		if err != nil {
