@@ -195,8 +195,15 @@ func TestReplacedUnderLoad(t *testing.T) {
 		"worker": startLoad(t, h.Worker(), switchDNS, lab.Backend, lab.Backend4, 2*time.Millisecond),
 		"pod":    startLoad(t, h.Pod("app"), clusterDNS, lab.Backend, lab.Backend4, 2*time.Millisecond),
 	}
+	type step struct {
+		name string
+		at   time.Time
+	}
+	var steps []step // to tell which of them lost a query
+	begins := func(name string) { steps = append(steps, step{name, time.Now()}) }
 	running := func() {
 		t.Helper()
+		begins("nothing")
 		for _, l := range loads {
 			l.more(t, 100)
 		}
@@ -210,6 +217,7 @@ func TestReplacedUnderLoad(t *testing.T) {
 		append(append([]string{}, ranges...), append(endpoint(lab.CoreDNS1v4, lab.CoreDNS0v4), pods("cni0")...)...),
 	}
 	for _, args := range changes {
+		begins(strings.Join(args, " "))
 		r := h.run(append([]string{"attach"}, args...)...)
 		if r.code != 0 || !strings.Contains(r.stdout, "new settings") {
 			t.Errorf("want a change to new settings: %v", r)
@@ -217,8 +225,10 @@ func TestReplacedUnderLoad(t *testing.T) {
 		running()
 	}
 	for range 2 {
+		begins("kill")
 		h.kill()
 		running() // with no daemon
+		begins("attach after kill")
 		h.attach(endpoints, ranges, pods("cni0"))
 		running()
 	}
@@ -238,11 +248,20 @@ func TestReplacedUnderLoad(t *testing.T) {
 		t.Logf("%s: %d sent, %d lost", name, sent, len(lost))
 		if len(lost) > 0 || failed > 0 {
 			t.Errorf("%s: %d of %d lost, %d wrong", name, len(lost), sent, failed)
+			for _, at := range lost {
+				during := "before all steps"
+				for _, s := range steps {
+					if s.at.Before(at) {
+						during = s.name
+					}
+				}
+				t.Logf("%s: lost during: %s", name, during)
+			}
 		}
 	}
 	h.healthy()
 	h.detach()
-	h.unchanged(start)
+	h.unchangedBut(start, kubeletFile, "/var/lib/k2s-dnsbpf", "/run/queries")
 }
 
 // TestAdoptedByOthers: a dead daemon's attachment whose settings differ is taken over too, and nothing of it is left.
