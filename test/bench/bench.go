@@ -41,9 +41,17 @@ type Contest struct {
 	Title        string
 	Note         string
 	Contestants  []*Contestant
+	coarse       bool       // fewer rounds will do, for the differences are large
 	unique       bool       // each name is asked once only
 	questions    []question // otherwise these, in turn
 	expectations []string   // the answers to questions, from the first contestant
+}
+
+func (c *Contest) rounds(o Options) int {
+	if c.coarse {
+		return (o.Rounds + 1) / 2
+	}
+	return o.Rounds
 }
 
 // Contestant takes part in a contest.
@@ -53,9 +61,9 @@ type Contestant struct {
 	Targets []string // one generator for each
 	Turns   []Turn
 
-	attach []string                            // settings to attach with for the turn; nil: nothing of ours is there
-	front  func() ([]int, error)               // the processes on the host that answer
-	back   func(context.Context) []*lab.Server // the servers behind, or those asked directly
+	prepare func(context.Context) (undo func() error, err error) // for its turns only; may be nil
+	front   func() ([]int, error)                                // the processes on the host that answer
+	back    func(context.Context) []*lab.Server                  // the servers behind, or those asked directly
 }
 
 func (c *Contest) firstOurs() *Contestant {
@@ -117,10 +125,11 @@ type bench struct {
 
 // hold lets the contestants take turns: A B C, B C A, C A B, so that none has always the same one before it.
 func (b *bench) hold(ctx context.Context, contest *Contest) error {
-	for round := range b.options.Rounds {
+	rounds := contest.rounds(b.options)
+	for round := range rounds {
 		for i := range contest.Contestants {
 			one := contest.Contestants[(i+round)%len(contest.Contestants)]
-			b.options.Progress(fmt.Sprintf("%s: round %d of %d: %s", contest.Title, round+1, b.options.Rounds, one.Name))
+			b.options.Progress(fmt.Sprintf("%s: round %d of %d: %s", contest.Title, round+1, rounds, one.Name))
 			turn, err := b.turn(ctx, contest, one)
 			if err != nil {
 				return fmt.Errorf("%s: %w", one.Name, err)
@@ -133,14 +142,14 @@ func (b *bench) hold(ctx context.Context, contest *Contest) error {
 
 // turn measures one contestant once. Only for its own turns is k2s-dnsbpf attached: the others pass none of our programs.
 func (b *bench) turn(ctx context.Context, contest *Contest, one *Contestant) (turn Turn, err error) {
-	if one.attach != nil {
-		detach, err := b.attachWith(ctx, one.attach)
+	if one.prepare != nil {
+		undo, err := one.prepare(ctx)
 		if err != nil {
 			return Turn{}, err
 		}
 		defer func() {
-			if detachErr := detach(); err == nil {
-				err = detachErr
+			if undoErr := undo(); err == nil {
+				err = undoErr
 			}
 		}()
 	}
@@ -155,11 +164,23 @@ func (b *bench) turn(ctx context.Context, contest *Contest, one *Contestant) (tu
 	return b.load(ctx, contest, one, file)
 }
 
-// attachWith attaches and returns how to detach.
-func (b *bench) attachWith(ctx context.Context, settings []string) (func() error, error) {
-	host := b.lab.Host()
-	if err := host.Run(ctx, b.binary, append([]string{"attach"}, settings...)...); err != nil {
+// attachWith makes the preparation that attaches with these settings.
+func (b *bench) attachWith(settings ...string) func(context.Context) (func() error, error) {
+	return func(ctx context.Context) (func() error, error) {
+		host := b.lab.Host()
+		if err := host.Run(ctx, b.binary, append([]string{"attach"}, settings...)...); err != nil {
+			return nil, err
+		}
+		return func() error { return host.Run(context.WithoutCancel(ctx), b.binary, "detach") }, nil
+	}
+}
+
+// kubeProxy loads the rules that translate the kube-dns Service address. They cost every packet of the host something.
+func (b *bench) kubeProxy(ctx context.Context) (func() error, error) {
+	if err := b.lab.LoadKubeProxyLikeRules(ctx); err != nil {
 		return nil, err
 	}
-	return func() error { return host.Run(context.WithoutCancel(ctx), b.binary, "detach") }, nil
+	return func() error {
+		return b.lab.Host().Run(context.WithoutCancel(ctx), "nft", "delete table ip kube-proxy; delete table ip6 kube-proxy")
+	}, nil
 }

@@ -49,7 +49,7 @@ func (b *bench) contests(p *peers) []*Contest {
 	}
 	external := func(context.Context) []*lab.Server { return []*lab.Server{b.lab.External(0)} }
 	none := func() ([]int, error) { return nil, nil }
-	one, two := []string{"--dns-endpoint", lab.CoreDNS0v4}, []string{"--dns-endpoint", lab.CoreDNS0v4, "--dns-endpoint", lab.CoreDNS1v4}
+	attachOne := b.attachWith("--dns-endpoint", lab.CoreDNS0v4)
 
 	// peer makes the contestants that are other programs on the host.
 	peer := func(back func(context.Context) []*lab.Server) []*Contestant {
@@ -62,7 +62,7 @@ func (b *bench) contests(p *peers) []*Contest {
 	outside := func() []*Contestant {
 		return append([]*Contestant{
 			{Name: "direct", Targets: []string{lab.External0}, front: none, back: external},
-			{Name: ours + ", forwarder", Ours: true, Targets: []string{oursAt}, attach: one, front: b.daemons, back: external},
+			{Name: ours + ", forwarder", Ours: true, Targets: []string{oursAt}, prepare: attachOne, front: b.daemons, back: external},
 		}, peer(external)...)
 	}
 	return []*Contest{
@@ -71,24 +71,25 @@ func (b *bench) contests(p *peers) []*Contest {
 			Note: "direct: the generator asks the CoreDNS pod itself",
 			Contestants: append([]*Contestant{
 				{Name: "direct", Targets: []string{lab.CoreDNS0v4}, front: none, back: coredns(1)},
-				{Name: ours + ", steered", Ours: true, Targets: []string{oursAt}, attach: one, front: b.daemons, back: coredns(1)},
-				{Name: ours + " --no-bpf", Targets: []string{oursAt}, attach: append(one, "--no-bpf"), front: b.daemons, back: coredns(1)},
+				{Name: ours + ", steered", Ours: true, Targets: []string{oursAt}, prepare: attachOne, front: b.daemons, back: coredns(1)},
+				{Name: ours + " --no-bpf", Targets: []string{oursAt}, prepare: b.attachWith("--dns-endpoint", lab.CoreDNS0v4, "--no-bpf"), front: b.daemons, back: coredns(1)},
 			}, peer(coredns(1))...),
 		},
 		{
 			Title: "cluster names, two CoreDNS", questions: clusterQuestions,
-			Note: "two generators: direct, each asks a pod of its own; steered, both ask 127.0.0.1",
+			Note: "two generators: direct, each asks a pod of its own; otherwise both ask the Service address, or 127.0.0.1",
 			Contestants: []*Contestant{
 				{Name: "direct", Targets: []string{lab.CoreDNS0v4, lab.CoreDNS1v4}, front: none, back: coredns(2)},
-				{Name: ours + ", steered", Ours: true, Targets: []string{oursAt, oursAt}, attach: two, front: b.daemons, back: coredns(2)},
+				{Name: "kube-proxy's rules", Targets: []string{lab.KubeDNS4, lab.KubeDNS4}, prepare: b.kubeProxy, front: none, back: coredns(2)},
+				{Name: ours + ", steered", Ours: true, Targets: []string{oursAt, oursAt}, prepare: b.attachWith("--dns-endpoint", lab.CoreDNS0v4, "--dns-endpoint", lab.CoreDNS1v4), front: b.daemons, back: coredns(2)},
 			},
 		},
 		{
-			Title: "external names, repeated", questions: externalQuestions, Contestants: outside(),
+			Title: "external names, repeated", coarse: true, questions: externalQuestions, Contestants: outside(),
 			Note: "direct: the generator asks the external unbound itself, which the others forward to",
 		},
 		{
-			Title: "external names, each only once", unique: true, Contestants: outside(),
+			Title: "external names, each only once", coarse: true, unique: true, Contestants: outside(),
 			Note: "no cache can help, so each query is forwarded",
 		},
 	}

@@ -32,7 +32,7 @@ type Percentiles struct {
 // latency asks in batches: direct, steered, steered, direct, and so on. Attached throughout: the direct queries' replies
 // pass dns_from_backend, which finds no flow of its own for them.
 func (b *bench) latency(ctx context.Context) (result *Latency, err error) {
-	detach, err := b.attachWith(ctx, []string{"--dns-endpoint", lab.CoreDNS0v4})
+	detach, err := b.attachWith("--dns-endpoint", lab.CoreDNS0v4)(ctx)
 	if err != nil {
 		return nil, err
 	}

@@ -41,7 +41,7 @@ func (b *bench) load(ctx context.Context, contest *Contest, one *Contestant, fil
 		back = append(back, s.PID())
 	}
 	args := []string{
-		"-d", file, "-e", "-c", "4", "-T", "1", "-t", "2",
+		"-d", file, "-e", "-c", "8", "-T", "1", "-t", "2",
 		"-q", strconv.Itoa(max(1, b.options.Outstanding/len(one.Targets))),
 		"-l", strconv.FormatFloat(b.options.Time.Seconds(), 'f', -1, 64),
 	}

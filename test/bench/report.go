@@ -130,8 +130,8 @@ func (r *Results) write(w io.Writer) error {
 	fmt.Fprintf(w, "%s, %d CPUs, Linux %s; %.0f %% busy with other work before the first turn\n",
 		r.Host.CPU, r.Host.CPUs, r.Host.Kernel, 100*r.Host.Busy)
 	fmt.Fprintf(w, "%s\n", strings.Join(r.Host.Versions, "; "))
-	fmt.Fprintf(w, "%d rounds of %v each, in turn; dnsperf -e -c 4 -T 1 -q %d; medians; took %.0f s\n",
-		r.Options.Rounds, r.Options.Time, r.Options.Outstanding, r.Took.Seconds())
+	fmt.Fprintf(w, "%d rounds (external names: %d) of %v each, in turn; dnsperf -e -c 8 -T 1 -q %d; medians; took %.0f s\n",
+		r.Options.Rounds, (r.Options.Rounds+1)/2, r.Options.Time, r.Options.Outstanding, r.Took.Seconds())
 	fmt.Fprint(w, `CPU us/query: server, on the host; behind it, or asked directly; generator, with most of the kernel's own work
 (softirq is charged to who was running, so steering shows there); their sum; whole machine, other work included
 `)
