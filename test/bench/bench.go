@@ -22,7 +22,7 @@ type Options struct {
 }
 
 var (
-	defaults = Options{Rounds: 5, Time: time.Second, Outstanding: 64, LatencyBatches: 20, LatencyQueries: 500}
+	defaults = Options{Rounds: 8, Time: 600 * time.Millisecond, Outstanding: 64, LatencyBatches: 20, LatencyQueries: 500}
 	// Enough to run every line once.
 	smokeOptions = Options{Rounds: 1, Time: 100 * time.Millisecond, Outstanding: 8, LatencyBatches: 1, LatencyQueries: 20}
 )

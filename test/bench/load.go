@@ -25,6 +25,7 @@ type Turn struct {
 	// the generator: steering in the kernel has no process of its own. So nothing is told by one of them alone.
 	Front, Back, Generator float64
 	Machine                float64 // the whole machine's, whatever else ran on it included
+	Other                  float64 // part of all CPUs' time that went to none of the above three: other work, mostly
 }
 
 // Sum is the CPU time of all processes that had to do with it.
@@ -86,6 +87,7 @@ func (b *bench) load(ctx context.Context, contest *Contest, one *Contestant, fil
 	sum.Front = microseconds(after.front-before.front) / n
 	sum.Back = microseconds(after.back-before.back) / n
 	sum.Machine = microseconds(after.machine-before.machine) / n
+	sum.Other = n * (sum.Machine - sum.Sum()) / microseconds(max(1, after.all-before.all))
 	return sum, nil
 }
 
@@ -140,7 +142,7 @@ func parse(out string) (Turn, error) {
 	return turn, nil
 }
 
-type cpu struct{ front, back, machine time.Duration }
+type cpu struct{ front, back, machine, all time.Duration }
 
 func readCPU(front, back []int) (cpu, error) {
 	var c cpu
@@ -156,8 +158,8 @@ func readCPU(front, back []int) (cpu, error) {
 			*group.sum += used
 		}
 	}
-	busy, _, err := machineCPU()
-	c.machine = busy
+	var err error
+	c.machine, c.all, err = machineCPU()
 	return c, err
 }
 

@@ -2,7 +2,7 @@
 // dnsmasq, unbound, and CoreDNS with `cache` as NodeLocal DNSCache runs it. All are on the lab's host0 and take turns
 // in one run, so that what else the machine does falls on each of them alike; compare ratios, not rates.
 //
-//	bench [-rounds 5] [-time 1s] [-only TEXT] [-json FILE] [-smoke]
+//	bench [-rounds 8] [-time 600ms] [-only TEXT] [-json FILE] [-smoke]
 package main
 
 import (

@@ -10,7 +10,6 @@ import (
 	"slices"
 	"strings"
 	"text/tabwriter"
-	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -22,7 +21,6 @@ type HostInfo struct {
 	CPU      string
 	CPUs     int
 	Kernel   string
-	Busy     float64 // part of all CPUs that others used just before the first turn
 	Versions []string
 }
 
@@ -43,17 +41,6 @@ func describe(ctx context.Context, l *lab.Lab, binary string) (HostInfo, error) 
 			break
 		}
 	}
-	busy, all, err := machineCPU()
-	if err != nil {
-		return HostInfo{}, err
-	}
-	time.Sleep(300 * time.Millisecond)
-	busy2, all2, err := machineCPU()
-	if err != nil {
-		return HostInfo{}, err
-	}
-	host.Busy = float64(busy2-busy) / float64(max(1, all2-all))
-
 	coredns, err := lab.Helper("coredns")
 	if err != nil {
 		return HostInfo{}, err
@@ -126,9 +113,22 @@ var (
 	machine   = func(t Turn) float64 { return t.Machine }
 )
 
+// other tells how far the machine was from quiet: above some per cent, no single rate means much.
+func (r *Results) other() float64 {
+	var values []float64
+	for _, contest := range r.Contests {
+		for _, one := range contest.Contestants {
+			for _, turn := range one.Turns {
+				values = append(values, turn.Other)
+			}
+		}
+	}
+	return median(values)
+}
+
 func (r *Results) write(w io.Writer) error {
-	fmt.Fprintf(w, "%s, %d CPUs, Linux %s; %.0f %% busy with other work before the first turn\n",
-		r.Host.CPU, r.Host.CPUs, r.Host.Kernel, 100*r.Host.Busy)
+	fmt.Fprintf(w, "%s, %d CPUs, Linux %s; %.0f %% of their time went to other work (median over the turns)\n",
+		r.Host.CPU, r.Host.CPUs, r.Host.Kernel, 100*r.other())
 	fmt.Fprintf(w, "%s\n", strings.Join(r.Host.Versions, "; "))
 	fmt.Fprintf(w, "%d rounds (external names: %d) of %v each, in turn; dnsperf -e -c 8 -T 1 -q %d; medians; took %.0f s\n",
 		r.Options.Rounds, (r.Options.Rounds+1)/2, r.Options.Time, r.Options.Outstanding, r.Took.Seconds())
