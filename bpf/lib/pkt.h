@@ -40,7 +40,7 @@ static __always_inline enum dns_reason parse_ipv4(void *data, void *data_end, __
 	struct udphdr *udp = (void *)(ip + 1);
 	__u32 total;
 
-	/* The shortest DNS message is longer than this, so a shorter frame can't be a query: no need to look into it. */
+	/* The shortest DNS message is longer than this, so a shorter frame can't be a query. */
 	if ((void *)(udp + 1) > data_end)
 		return DNS_NOT_OURS;
 	if (ip->protocol != IPPROTO_UDP)
@@ -61,7 +61,7 @@ static __always_inline enum dns_reason parse_ipv4(void *data, void *data_end, __
 	total = bpf_ntohs(ip->tot_len);
 	pkt->dns_end = ETH_HLEN + total;
 	if (unlikely(total < sizeof(*ip) + sizeof(*udp) || pkt->dns_end > frame_length ||
-		     bpf_ntohs(udp->len) != total - sizeof(*ip)))
+	             bpf_ntohs(udp->len) != total - sizeof(*ip)))
 		return DNS_REASON_passed_malformed;
 	return DNS_OK;
 }
