@@ -13,11 +13,14 @@
 
 #define DNS_NAME_MAX        255 /* RFC 1035 section 3.1, octets of the wire form with the root label */
 #define DNS_LABEL_MAX       63  /* RFC 1035 section 2.3.4 */
-#define DNS_ZONE_SHAPES_MAX 32  /* distinct shapes of zone names */
 #define DNS_LABELS_MAX      128 /* that fit into DNS_NAME_MAX octets, the root included */
-#define DNS_LATENCY_SAMPLE  16  /* reading the precise clock costs as much as matching a name: one query in 16 pays it \
-	                         */
-#define DNS_LATENCY_BUCKETS 24  /* bucket i counts replies within 2^i microseconds; the last one all that are slower */
+#define DNS_ZONE_SHAPES_MAX 32  /* distinct shapes of zone names */
+
+/* Reading the precise clock costs as much as matching a name: one query in 16 pays it. */
+#define DNS_LATENCY_SAMPLE 16
+
+/* Bucket i counts replies within 2^i microseconds; the last one all that are slower. */
+#define DNS_LATENCY_BUCKETS 24
 
 /* Where a query entered: what the counters are kept by. */
 enum dns_scope {
