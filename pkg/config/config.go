@@ -144,7 +144,13 @@ func checkZone(zone string) error {
 // ParseServer reads IP[:PORT], with the port DNSPort if there is none: 10.0.0.1, 10.0.0.1:5353, fe80::1%eth0,
 // [2001:db8::1]:5353.
 func ParseServer(text string) (netip.AddrPort, error) {
-	if address, err := netip.ParseAddr(strings.TrimSuffix(strings.TrimPrefix(text, "["), "]")); err == nil {
+	bare := text
+	if inside, ok := strings.CutPrefix(text, "["); ok && strings.Contains(inside, ":") {
+		if inside, ok := strings.CutSuffix(inside, "]"); ok {
+			bare = inside
+		}
+	}
+	if address, err := netip.ParseAddr(bare); err == nil {
 		return netip.AddrPortFrom(address.Unmap(), DNSPort), nil
 	}
 	server, err := netip.ParseAddrPort(text)

@@ -95,7 +95,7 @@ func Load(path string, required bool) (Config, error) {
 	decoder.KnownFields(true)
 	var file fileConfig
 	if err := decoder.Decode(&file); err != nil && !errors.Is(err, io.EOF) {
-		return c, fmt.Errorf("configuration %s: %w", path, oneLine(err))
+		return c, fmt.Errorf("configuration %s: %w", path, oneLine(err, data))
 	}
 	file.apply(&c)
 	if err := c.Validate(); err != nil {
@@ -104,14 +104,43 @@ func Load(path string, required bool) (Config, error) {
 	return c, nil
 }
 
-// oneLine joins the lines of a YAML error, which has one for each fault, and drops the Go type that it names.
-func oneLine(err error) error {
+// oneLine joins the lines of a YAML error, which has one for each fault, drops the Go type that it names, and names the
+// key, which YAML does not.
+func oneLine(err error, data []byte) error {
 	var faults *yaml.TypeError
 	if !errors.As(err, &faults) {
+		if key := keyAt(err.Error(), data); key != "" {
+			return fmt.Errorf("%s: %w", key, err)
+		}
 		return err
 	}
-	text := strings.Join(faults.Errors, "; ")
-	return fmt.Errorf("%w: %s", ErrInvalid, strings.ReplaceAll(text, " in type config.fileConfig", ""))
+	texts := make([]string, 0, len(faults.Errors))
+	for _, fault := range faults.Errors {
+		text := strings.ReplaceAll(fault, " in type config.fileConfig", "")
+		if key := keyAt(fault, data); key != "" && !strings.Contains(fault, key) {
+			text = key + ": " + text
+		}
+		texts = append(texts, text)
+	}
+	return fmt.Errorf("%w: %s", ErrInvalid, strings.Join(texts, "; "))
+}
+
+// keyAt returns the key that an error's line belongs to: the last one that begins there or before.
+func keyAt(text string, data []byte) (key string) {
+	var line int
+	if _, err := fmt.Sscanf(text, "line %d:", &line); err != nil {
+		return ""
+	}
+	var document yaml.Node
+	if err := yaml.Unmarshal(data, &document); err != nil || len(document.Content) == 0 || document.Content[0].Kind != yaml.MappingNode {
+		return ""
+	}
+	for i, node := range document.Content[0].Content {
+		if i%2 == 0 && node.Line <= line {
+			key = node.Value
+		}
+	}
+	return key
 }
 
 func (f fileConfig) apply(c *Config) {
