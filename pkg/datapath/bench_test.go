@@ -97,8 +97,13 @@ func BenchmarkProgram(b *testing.B) {
 		h.wantInFlight(b, 0)
 	})
 	b.StopTimer()
-	if delta := steered.countedSince(b); len(delta) != 1 || delta["host:steered"] == 0 {
-		b.Errorf("the steered benchmarks counted %v", delta)
+	// A query in some hundred thousand finds no free port. It is passed, and so a query still for the next repetition.
+	delta := steered.countedSince(b)
+	steers, passes := delta["host:steered"], delta["host:passed_no_flow_slot"]
+	delete(delta, "host:steered")
+	delete(delta, "host:passed_no_flow_slot")
+	if len(delta) > 0 || passes > 0 && steers/passes < 10_000 {
+		b.Errorf("the steered benchmarks counted %d steered, %d without a port, %v", steers, passes, delta)
 	}
 }
 

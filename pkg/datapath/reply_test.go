@@ -105,18 +105,28 @@ func paddedTo(tb testing.TB, size int) func(*dns.Msg) {
 func TestReplies(t *testing.T) {
 	none := func(frame *pktgen.Frame) { frame.NoUDPChecksum = true }
 	replies := map[string]func(*testing.T, steeredQuery) []byte{
-		"one record": func(t *testing.T, q steeredQuery) []byte { return replyFrame(q, answer(t, q)) },
-		"60 records": func(t *testing.T, q steeredQuery) []byte { return replyFrame(q, answer(t, q, manyRecords(60))) },
+		"one record": func(t *testing.T, q steeredQuery) []byte {
+			t.Helper()
+			return replyFrame(q, answer(t, q))
+		},
+		"60 records": func(t *testing.T, q steeredQuery) []byte {
+			t.Helper()
+			return replyFrame(q, answer(t, q, manyRecords(60)))
+		},
 		"1232 octets": func(t *testing.T, q steeredQuery) []byte {
+			t.Helper()
 			return replyFrame(q, answer(t, q, manyRecords(60), paddedTo(t, 1232)))
 		},
 		"NXDOMAIN": func(t *testing.T, q steeredQuery) []byte {
+			t.Helper()
 			return replyFrame(q, answer(t, q, func(m *dns.Msg) { m.Rcode, m.Answer = dns.RcodeNameError, nil }))
 		},
 		"truncated": func(t *testing.T, q steeredQuery) []byte {
+			t.Helper()
 			return replyFrame(q, answer(t, q, func(m *dns.Msg) { m.Truncated, m.Answer = true, nil }))
 		},
 		"other case": func(t *testing.T, q steeredQuery) []byte {
+			t.Helper()
 			return replyFrame(q, answer(t, q, func(m *dns.Msg) {
 				m.Question[0].Name = strings.ToUpper(m.Question[0].Name)
 				m.Answer[0].Header().Name = m.Question[0].Name
@@ -124,18 +134,22 @@ func TestReplies(t *testing.T) {
 		},
 		// Sections behind the question are the asker's to judge.
 		"records that are cut off": func(t *testing.T, q steeredQuery) []byte {
+			t.Helper()
 			whole := answer(t, q)
 			return replyFrame(q, whole[:len(whole)-3])
 		},
 		"counts of records that are not there": func(t *testing.T, q steeredQuery) []byte {
+			t.Helper()
 			return replyFrame(q, put(answer(t, q), 6, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff))
 		},
 		"frame with padding": func(t *testing.T, q steeredQuery) []byte {
+			t.Helper()
 			return replyFrame(q, answer(t, q), func(frame *pktgen.Frame) { frame.Padding = []byte{1, 2, 3, 4, 5} })
 		},
 	}
 	h := newHarness(t)
 	eachPath(t, h, func(t *testing.T, program Program, f family) {
+		t.Helper()
 		for name, reply := range replies {
 			t.Run(name, func(t *testing.T) {
 				for _, asked := range []string{"b.cluster.local", "kUbE-dNs.cLuStEr.LoCaL", "cluster.local"} {
@@ -222,6 +236,7 @@ func TestRefusedReplies(t *testing.T) {
 	}
 	h := newHarness(t)
 	eachPath(t, h, func(t *testing.T, program Program, f family) {
+		t.Helper()
 		for _, c := range cases {
 			t.Run(c.name, func(t *testing.T) {
 				q := h.steer(t, program, f, f.query(query(t, inZone)))
@@ -252,6 +267,7 @@ func TestRepliesToNobody(t *testing.T) {
 	}
 	h := newHarness(t)
 	eachPath(t, h, func(t *testing.T, program Program, f family) {
+		t.Helper()
 		for name, change := range cases {
 			t.Run(name, func(t *testing.T) {
 				q := h.steer(t, program, f, f.query(query(t, inZone)))
@@ -297,6 +313,7 @@ func asFragment(frame *pktgen.Frame) {
 func TestLateReply(t *testing.T) {
 	h := newHarness(t)
 	eachPath(t, h, func(t *testing.T, program Program, f family) {
+		t.Helper()
 		age := func(q steeredQuery, nanoseconds int64) {
 			q.flow.StartedNs = monotonic(t) - uint64(nanoseconds)
 			if err := h.objects.DnsFlows.Update(q.key, q.flow, ebpf.UpdateExist); err != nil {

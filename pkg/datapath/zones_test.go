@@ -156,6 +156,29 @@ func TestZoneHashCollision(t *testing.T) {
 	}
 }
 
+// Each octet that a zone may have, against each that a name may have: only letters have another case.
+func TestEachOctet(t *testing.T) {
+	h := newHarness(t)
+	f := families[0]
+	counts := make(map[bool]int)
+	for own := byte(0x21); own <= 0x7e; own++ {
+		if own == '.' || own == '\\' {
+			continue
+		}
+		h.replaceZones(t, []string{"a" + string(rune(own)) + "b.test"}, defaultBackends()...)
+		for octet := range 256 {
+			asked := string([]byte{'a', byte(octet), 'b'})
+			steered, counted := h.steered(t, FromHost, f.query(rawQuery(labels(asked, "test"))))
+			if want := naiveInZone([]string{asked}, []string{"a" + string(rune(own)) + "b"}); steered != want || !counted {
+				t.Errorf("zone octet %#x, name octet %#x: steered %v, want %v", own, octet, steered, want)
+			}
+			counts[steered]++
+		}
+	}
+	h.forgetSteered(t)
+	t.Logf("steered: %v", counts)
+}
+
 func TestTooManyZoneLengths(t *testing.T) {
 	h := newHarness(t)
 	var zones []string
