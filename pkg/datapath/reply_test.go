@@ -4,7 +4,6 @@ package datapath
 
 import (
 	"encoding/binary"
-	"errors"
 	"fmt"
 	"maps"
 	"net"
@@ -13,8 +12,8 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/cilium/ebpf"
 	"github.com/miekg/dns"
+	"golang.org/x/sys/unix"
 
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/internal/pktgen"
 )
@@ -65,11 +64,11 @@ func (h *harness) deliver(tb testing.TB, program Program, f family, q steeredQue
 
 func (h *harness) hasFlow(tb testing.TB, q steeredQuery) bool {
 	tb.Helper()
-	err := h.objects.DnsFlows.Lookup(q.key, new(dnsbpfDnsFlow))
-	if err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+	var flow dnsbpfDnsFlow
+	if err := h.objects.DnsFlows.Lookup(q.slot, &flow); err != nil {
 		tb.Fatal(err)
 	}
-	return err == nil
+	return flow.StartedNs != 0
 }
 
 // eachPath runs a test for a query of each program over each address family.
@@ -316,7 +315,7 @@ func TestLateReply(t *testing.T) {
 		t.Helper()
 		age := func(q steeredQuery, nanoseconds int64) {
 			q.flow.StartedNs = monotonic(t) - uint64(nanoseconds)
-			if err := h.objects.DnsFlows.Update(q.key, q.flow, ebpf.UpdateExist); err != nil {
+			if err := h.objects.DnsFlows.Put(q.slot, q.flow); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -344,6 +343,16 @@ func TestLateReply(t *testing.T) {
 	})
 }
 
+// precise is the clock that latency is measured by, in nanoseconds.
+func precise(tb testing.TB) uint64 {
+	tb.Helper()
+	var now unix.Timespec
+	if err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &now); err != nil {
+		tb.Fatal(err)
+	}
+	return uint64(now.Nano())
+}
+
 // Each power of two has its bucket; what is slower than all is in the last.
 func TestLatencyBuckets(t *testing.T) {
 	h := newHarness(t)
@@ -362,8 +371,12 @@ func TestLatencyBuckets(t *testing.T) {
 	// From where the time that the test itself takes can't reach the next bucket. 1.5 is the middle of a bucket.
 	for bits := 16; bits < 30; bits++ {
 		q := h.steer(t, FromHost, f, f.query(query(t, inZone)))
-		q.flow.StartedNs = monotonic(t) - (3<<(bits-2))*1000
-		if err := h.objects.DnsFlows.Put(q.key, q.flow); err != nil {
+		for !isTimed(q.Source.Port()) {
+			h.forget(t, q)
+			q = h.steer(t, FromHost, f, f.query(query(t, inZone)))
+		}
+		q.flow.TimedNs = precise(t) - (3<<(bits-2))*1000
+		if err := h.objects.DnsFlows.Put(q.slot, q.flow); err != nil {
 			t.Fatal(err)
 		}
 		before := buckets()
@@ -428,20 +441,26 @@ func TestFlowCollisions(t *testing.T) {
 				return f.query(query(t, name, func(m *dns.Msg) { m.Id = id }))
 			}
 			first := h.steer(t, FromHost, f, withID("a.cluster.local", 7))
-			for _, name := range []string{"a.cluster.local", "b.cluster.local"} {
-				h.expect(t, FromHost, withID(name, 7), "passed_no_flow_slot")
-				h.expect(t, FromClient, withID(name, 7), "passed_no_flow_slot")
+			for _, id := range []uint16{7, 8} {
+				h.expect(t, FromHost, withID("a.cluster.local", id), "passed_no_flow_slot")
+				h.expect(t, FromClient, withID("b.cluster.local", id), "passed_no_flow_slot")
 			}
-			// The flow is still the first asker's.
+			// The slot is still the first asker's.
 			var flow dnsbpfDnsFlow
-			if err := h.objects.DnsFlows.Lookup(first.key, &flow); err != nil || flow != first.flow {
+			if err := h.objects.DnsFlows.Lookup(first.slot, &flow); err != nil || flow != first.flow {
 				t.Errorf("flow %+v, %v; want %+v", flow, err, first.flow)
 			}
-			second := h.steer(t, FromHost, f, withID("b.cluster.local", 8))
 			h.deliver(t, FromHost, f, first, replyFrame(first, answer(t, first)))
-			third := h.steer(t, FromClient, f, withID("c.cluster.local", 7))
-			h.deliver(t, FromClient, f, third, replyFrame(third, answer(t, third)))
-			h.deliver(t, FromHost, f, second, replyFrame(second, answer(t, second)))
+			// Given back by the reply, and claimed anew from a query whose reply never came.
+			second := h.steer(t, FromClient, f, withID("c.cluster.local", 7))
+			second.flow.StartedNs -= uint64(DefaultFlowTimeout.Nanoseconds()) + 1
+			if err := h.objects.DnsFlows.Put(second.slot, second.flow); err != nil {
+				t.Fatal(err)
+			}
+			h.wantInFlight(t, 0)
+			third := h.steer(t, FromHost, f, withID("d.cluster.local", 9))
+			h.expect(t, FromBackend, replyFrame(second, answer(t, second)), notOurs)
+			h.deliver(t, FromHost, f, third, replyFrame(third, answer(t, third)))
 			h.wantInFlight(t, 0)
 		})
 	}
@@ -493,7 +512,7 @@ func TestReplyBitFlips(t *testing.T) {
 			}
 			counts[verdict]++
 			if verdict == "redirect" {
-				if err := h.objects.DnsFlows.Put(q.key, q.flow); err != nil {
+				if err := h.objects.DnsFlows.Put(q.slot, q.flow); err != nil {
 					t.Fatal(err)
 				}
 			}
