@@ -91,17 +91,41 @@ func Load(path string, required bool) (Config, error) {
 	if err != nil {
 		return c, fmt.Errorf("read configuration: %w", err)
 	}
-	decoder := yaml.NewDecoder(bytes.NewReader(data))
-	decoder.KnownFields(true)
-	var file fileConfig
-	if err := decoder.Decode(&file); err != nil && !errors.Is(err, io.EOF) {
-		return c, fmt.Errorf("configuration %s: %w", path, oneLine(err))
+	var document yaml.Node
+	if err := yaml.Unmarshal(data, &document); err != nil {
+		return c, fmt.Errorf("configuration %s: %w: %w", path, ErrInvalid, err)
 	}
-	file.apply(&c)
-	if err := c.Validate(); err != nil {
+	if err := c.applyKeys(document); err != nil {
 		return c, fmt.Errorf("configuration %s: %w", path, err)
 	}
+	// Once more as a whole, for keys that are unknown or there twice.
+	decoder := yaml.NewDecoder(bytes.NewReader(data))
+	decoder.KnownFields(true)
+	if err := decoder.Decode(new(fileConfig)); err != nil && !errors.Is(err, io.EOF) {
+		return c, fmt.Errorf("configuration %s: %w", path, oneLine(err))
+	}
 	return c, nil
+}
+
+// applyKeys applies the keys one by one: an error then knows whose it is, also one that Validate finds.
+func (c *Config) applyKeys(document yaml.Node) error {
+	if len(document.Content) == 0 || document.Content[0].Kind != yaml.MappingNode {
+		return nil
+	}
+	pairs := document.Content[0].Content
+	for i := 0; i+1 < len(pairs); i += 2 {
+		key := pairs[i]
+		single := yaml.Node{Kind: yaml.MappingNode, Content: pairs[i : i+2]}
+		var file fileConfig
+		if err := single.Decode(&file); err != nil {
+			return fmt.Errorf("key %s: %w", key.Value, oneLine(err))
+		}
+		file.apply(c)
+		if err := c.Validate(); err != nil {
+			return fmt.Errorf("line %d: key %s: %w", key.Line, key.Value, err)
+		}
+	}
+	return nil
 }
 
 // oneLine joins the lines of a YAML error, which has one for each fault, and drops the Go type that it names.
