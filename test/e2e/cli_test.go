@@ -108,6 +108,7 @@ func shell(do, undo string) func(h *host) func() {
 }
 
 func TestWrongUsage(t *testing.T) {
+	t.Parallel() // it waits more than it works
 	h := raise(t, lab.Options{NoServers: true})
 	var list []refusal
 	for _, test := range []struct {
@@ -151,7 +152,7 @@ func TestWrongUsage(t *testing.T) {
 		{"wrong endpoint", "dnsEndpoints:\n  - 172.20.0\n", []string{file, "line 2", "172.20.0", "dnsEndpoints"}},
 		{"wrong time", "wait: soon\n", []string{file, "line 1", "soon", "wait"}},
 		{"wrong topology", "zones: [cluster.local]\ntopology: moon\n", []string{file, "line 2", "moon", "topology"}},
-		{"wrong zone", "zones:\n  - a..b\n", []string{file, "line 2", "a..b", "zones"}},
+		{"wrong zone", "zones:\n  - a..b\n", []string{file, "line 1", "a..b", "zones"}},
 		{"no YAML", "zones: [\n", []string{file, "line"}},
 		{"key twice", "wait: 3s\nwait: 4s\n", []string{file, "line 2", "wait"}},
 	} {
@@ -171,6 +172,7 @@ func TestWrongUsage(t *testing.T) {
 
 // TestRefusedAttach: everything that can be wrong with the host or the cluster.
 func TestRefusedAttach(t *testing.T) {
+	t.Parallel() // it waits more than it works
 	h := raise(t, lab.Options{})
 	busy := func(network, address string) func(h *host) func() {
 		return func(h *host) func() {
