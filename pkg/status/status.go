@@ -35,11 +35,11 @@ type Report struct {
 
 // Resolver is the state of resolv.conf.
 type Resolver struct {
-	State     string   `json:"state" yaml:"state"` // original, ours, foreign, missing
+	State     string   `json:"state" yaml:"state"` // original, ours, foreign, missing, unknown
 	File      string   `json:"file" yaml:"file"`
-	Owner     string   `json:"owner,omitempty" yaml:"owner,omitempty"` // whose the file was before
+	Owner     string   `json:"owner" yaml:"owner"` // whose the file was before
 	Upstreams []string `json:"upstreams" yaml:"upstreams"`
-	Search    []string `json:"search,omitempty" yaml:"search,omitempty"`
+	Search    []string `json:"search" yaml:"search"`
 }
 
 // Datapath is what is in the kernel.
