@@ -68,10 +68,11 @@ demo: ## show it at work in the lab: attach, resolve, look inside, detach
 	@$(MAKE) --no-print-directory build helpers
 	$(SUDO) scripts/demo
 
-bench: ## measure it side by side with dnsmasq, unbound and CoreDNS
+bench: ## measure it side by side with dnsmasq, unbound and CoreDNS (BENCHFLAGS=-help lists its options)
 	@scripts/bootstrap bench
 	@$(MAKE) --no-print-directory build helpers
-	$(SUDO) scripts/bench
+	cd test && CGO_ENABLED=0 go build -trimpath -o bin/bench ./bench
+	$(SUDO) test/bin/bench $(BENCHFLAGS)
 
 lint: ## check Go, C and shell sources
 	$(call say,linting)

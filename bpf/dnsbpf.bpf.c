@@ -43,7 +43,7 @@ static __always_inline int pull(struct __sk_buff *skb, __u32 length)
 
 static __always_inline int handle_query(struct __sk_buff *skb, bool local)
 {
-	struct dns_listener_key listener_key = {.port = cfg_dns_port};
+	struct dns_listener_key listener_key = { .port = cfg_dns_port };
 	void *data = (void *)(long)skb->data;
 	void *data_end = (void *)(long)skb->data_end;
 	struct dns_scratch *scratch;
@@ -82,7 +82,8 @@ static __always_inline int handle_query(struct __sk_buff *skb, bool local)
 	if (reason == DNS_OK)
 		reason = route_query(data, data_end, &pkt, scratch, config);
 	if (reason == DNS_REASON_steered || reason == DNS_REASON_steered_fallback) {
-		enum dns_reason failure = decide_query(&pkt, scratch, config, listener->scope, skb->ifindex, local, &to);
+		enum dns_reason failure =
+			decide_query(&pkt, scratch, config, listener->scope, skb->ifindex, local, &to);
 
 		if (failure != DNS_OK)
 			reason = failure;
@@ -108,13 +109,13 @@ int dns_from_client(struct __sk_buff *skb)
 }
 
 /*
- * The guard of an interface that other hosts ask on. It refuses and never steers: a bridge is no XDP redirect target, and
- * a TC redirect resolves neighbours by itself.
+ * The guard of an interface that other hosts ask on. It refuses and never steers: a bridge is no XDP redirect target,
+ * and a TC redirect resolves neighbours by itself.
  */
 SEC("xdp")
 int dns_guard(struct xdp_md *xdp)
 {
-	struct dns_listener_key listener_key = {.port = cfg_dns_port};
+	struct dns_listener_key listener_key = { .port = cfg_dns_port };
 	void *data = (void *)(long)xdp->data;
 	void *data_end = (void *)(long)xdp->data_end;
 	struct dns_listener *listener;
@@ -122,7 +123,7 @@ int dns_guard(struct xdp_md *xdp)
 	enum dns_reason reason;
 
 	reason = parse_udp(data, data_end, data_end - data, &pkt);
-	/* A packet whose port can't be read may be for another service of this address: user space checks its source. */
+	/* A packet whose port can't be read may be for another service here: user space checks its source. */
 	if (reason == DNS_NOT_OURS ? !is_dns_tcp(data, data_end, &pkt) : !pkt.has_ports || pkt.dport != cfg_dns_port)
 		return XDP_PASS;
 	if (load_addrs(data, data_end, &pkt))

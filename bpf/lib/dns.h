@@ -18,10 +18,10 @@ struct dnshdr {
 	__be16 arcount;
 };
 
-#define DNS_FLAG_QR_BE	   bpf_htons(0x8000)
+#define DNS_FLAG_QR_BE     bpf_htons(0x8000)
 #define DNS_OPCODE_MASK_BE bpf_htons(0x7800)
-#define DNS_CLASS_IN_BE	   bpf_htons(1)
-#define DNS_TYPE_OPT_BE	   bpf_htons(41)
+#define DNS_CLASS_IN_BE    bpf_htons(1)
+#define DNS_TYPE_OPT_BE    bpf_htons(41)
 
 /* Behind the name of a question. */
 struct dns_question_tail {
@@ -116,7 +116,7 @@ __noinline __u64 hash_name(__u64 hash, __u32 offset, __u32 length)
  * Return: DNS_OK with scratch->starts, labels and name_length set, or why the message is passed.
  */
 static __always_inline enum dns_reason walk_name(void *data, void *data_end, __u32 offset, __u32 length,
-						 struct dns_scratch *scratch)
+                                                 struct dns_scratch *scratch)
 {
 	void *name = data + (offset & 0x7f);
 	__u32 position = 0;
@@ -150,7 +150,7 @@ static __always_inline enum dns_reason walk_name(void *data, void *data_end, __u
  * Return: DNS_OK with the walk's results and scratch->qtype_be set, or why the message is passed.
  */
 static __always_inline enum dns_reason parse_question(void *data, void *data_end, __u32 offset, __u32 length,
-						      struct dns_scratch *scratch)
+                                                      struct dns_scratch *scratch)
 {
 	struct dns_question_tail *tail;
 	enum dns_reason reason;
@@ -211,10 +211,10 @@ static __always_inline __u64 hash_question(const struct dns_scratch *scratch, __
 
 /* What follows the question of a plain query: nothing, or one OPT record of EDNS version 0 that ends the message. */
 static __always_inline enum dns_reason parse_additional(void *data, void *data_end, __be16 arcount,
-							const struct dns_scratch *scratch, struct dns_pkt *pkt)
+                                                        const struct dns_scratch *scratch, struct dns_pkt *pkt)
 {
-	__u32 offset = pkt->dns_off + sizeof(struct dnshdr) + (scratch->name_length & 0xff) +
-		       sizeof(struct dns_question_tail);
+	__u32 offset =
+		pkt->dns_off + sizeof(struct dnshdr) + (scratch->name_length & 0xff) + sizeof(struct dns_question_tail);
 	struct dns_opt *opt = data + (offset & 0x1ff);
 
 	pkt->opt_size_off = 0;
@@ -241,7 +241,7 @@ static __always_inline enum dns_reason parse_additional(void *data, void *data_e
  * understood is passed, never dropped: the server behind answers it as the RFCs say.
  */
 static __always_inline enum dns_reason parse_query(void *data, void *data_end, __u16 size_max, struct dns_pkt *pkt,
-						   struct dns_scratch *scratch)
+                                                   struct dns_scratch *scratch)
 {
 	struct dnshdr *hdr = data + (pkt->dns_off & 0x7f);
 	__u32 length = pkt->dns_end - pkt->dns_off;

@@ -12,8 +12,8 @@
 #include "types.h"
 
 /*
- * Who may ask, and what is not even looked at: decided in XDP, before the packet costs a socket buffer's way through the
- * stack. What it is silent about goes on to the TC programs and to the forwarder.
+ * Who may ask, and what is not even looked at: decided in XDP, before the packet costs a socket buffer's way through
+ * the stack. What it is silent about goes on to the TC programs and to the forwarder.
  */
 
 /* Is this TCP for the DNS port? The addresses are where parse_udp() expects them: that has set pkt->v6. */
@@ -47,7 +47,7 @@ static __always_inline bool is_dns_tcp(void *data, void *data_end, struct dns_pk
 
 static __always_inline bool is_allowed(const union addr *source)
 {
-	struct dns_prefix prefix = {.length = 128};
+	struct dns_prefix prefix = { .length = 128 };
 
 	__builtin_memcpy(prefix.addr, source, sizeof(prefix.addr));
 	return bpf_map_lookup_elem(&dns_allowed, &prefix) != NULL;

@@ -56,8 +56,8 @@ struct {
 } dns_allowed SEC(".maps");
 
 /*
- * Interface on which queries enter -> interface through which their replies leave, where that is another one: a bridge's
- * port has no route of its own, the bridge has. Written by the daemon.
+ * Interface on which queries enter -> interface through which their replies leave, where that is another one: a
+ * bridge's port has no route of its own, the bridge has. Written by the daemon.
  */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
@@ -95,10 +95,10 @@ struct {
  * since all of them run with bottom halves off.
  */
 struct dns_scratch {
-	__u8 name[256 + 16];	     /* set by load_name(), with room for a word-wise writer's overrun */
+	__u8 name[256 + 16];         /* set by load_name(), with room for a word-wise writer's overrun */
 	__u8 starts[DNS_LABELS_MAX]; /* where each label starts, the root's too; set by walk_name() */
-	__u32 labels;		     /* without the root */
-	__u32 name_length;	     /* octets with the root label */
+	__u32 labels;                /* without the root */
+	__u32 name_length;           /* octets with the root label */
 	__u16 qtype_be;
 	/* Set by find_zone() and find_fallback(). */
 	__u16 backends4;

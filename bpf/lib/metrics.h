@@ -27,17 +27,17 @@ static __always_inline void count_latency(enum dns_scope scope, __u64 nanosecond
 	struct dns_counters *counters = bpf_map_lookup_elem(&dns_stats, &key);
 	__u64 microseconds = nanoseconds / 1000;
 	__u32 bucket = 0;
+	__u32 bits;
 
 	if (!counters)
 		return;
 	/* The number of bits, by halving: BPF has no instruction for it. */
-#define STEP(bits)                                 \
-	if (microseconds >> (bits)) {              \
-		microseconds >>= (bits);           \
-		bucket += (bits);                  \
+	for (bits = 32; bits; bits /= 2) {
+		if (microseconds >> bits) {
+			microseconds >>= bits;
+			bucket += bits;
+		}
 	}
-	STEP(32) STEP(16) STEP(8) STEP(4) STEP(2) STEP(1)
-#undef STEP
 	bucket += microseconds; /* now 0 or 1 */
 	if (bucket >= DNS_LATENCY_BUCKETS)
 		bucket = DNS_LATENCY_BUCKETS - 1;

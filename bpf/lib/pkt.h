@@ -40,7 +40,7 @@ static __always_inline enum dns_reason parse_ipv4(void *data, void *data_end, __
 	struct udphdr *udp = (void *)(ip + 1);
 	__u32 total;
 
-	/* The shortest DNS message is longer than this, so a shorter frame can't be a query: no need to look into it. */
+	/* The shortest DNS message is longer than this, so a shorter frame can't be a query. */
 	if ((void *)(udp + 1) > data_end)
 		return DNS_NOT_OURS;
 	if (ip->protocol != IPPROTO_UDP)
@@ -48,6 +48,8 @@ static __always_inline enum dns_reason parse_ipv4(void *data, void *data_end, __
 
 	pkt->v6 = 0;
 	pkt->has_ports = 0;
+	if (unlikely(ip->version != 4))
+		return DNS_NOT_OURS;
 	if (unlikely(ip->ihl != 5))
 		return DNS_REASON_passed_ip_options;
 	if (unlikely(ip->frag_off & IP_FRAGMENT_BE))
@@ -61,7 +63,7 @@ static __always_inline enum dns_reason parse_ipv4(void *data, void *data_end, __
 	total = bpf_ntohs(ip->tot_len);
 	pkt->dns_end = ETH_HLEN + total;
 	if (unlikely(total < sizeof(*ip) + sizeof(*udp) || pkt->dns_end > frame_length ||
-		     bpf_ntohs(udp->len) != total - sizeof(*ip)))
+	             bpf_ntohs(udp->len) != total - sizeof(*ip)))
 		return DNS_REASON_passed_malformed;
 	return DNS_OK;
 }
@@ -91,6 +93,8 @@ static __always_inline enum dns_reason parse_ipv6(void *data, void *data_end, __
 
 	pkt->v6 = 1;
 	pkt->has_ports = 0;
+	if (unlikely(ip6->version != 6))
+		return DNS_NOT_OURS;
 	if (ip6->nexthdr != IPPROTO_UDP)
 		return unlikely(ipv6_is_extension(ip6->nexthdr)) ? DNS_REASON_passed_ip_options : DNS_NOT_OURS;
 
@@ -101,7 +105,9 @@ static __always_inline enum dns_reason parse_ipv6(void *data, void *data_end, __
 	pkt->dns_off = pkt->l4_off + sizeof(*udp);
 	payload = bpf_ntohs(ip6->payload_len);
 	pkt->dns_end = pkt->l4_off + payload;
-	if (unlikely(payload < sizeof(*udp) || pkt->dns_end > frame_length || bpf_ntohs(udp->len) != payload))
+	if (unlikely(payload < sizeof(*udp) || pkt->dns_end > frame_length || bpf_ntohs(udp->len) != payload ||
+	             /* Over IPv6 there must be a checksum (RFC 8200 section 8.1). */
+	             !udp->check))
 		return DNS_REASON_passed_malformed;
 	return DNS_OK;
 }

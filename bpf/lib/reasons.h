@@ -25,20 +25,20 @@
 	X(passed_no_flow_slot) /* no free NAT port was drawn */                    \
 	X(error_rewrite)       /* a helper refused; the packet was dropped */      \
 	/* Replies of endpoints. */                                                \
-	X(replied)             /* delivered to the asker */                        \
-	X(reply_malformed)     /* not a reply, or not readable */                  \
-	X(reply_question)      /* ID matches, question does not */                 \
-	X(reply_late)          /* later than flow_timeout_ns */                    \
+	X(replied)         /* delivered to the asker */                            \
+	X(reply_malformed) /* not a reply, or not readable */                      \
+	X(reply_question)  /* ID matches, question does not */                     \
+	X(reply_late)      /* later than flow_timeout_ns */                        \
 	/* Queries again: append only. */                                          \
-	X(refused_source)      /* from outside the allowed prefixes; dropped */    \
-	X(refused_message)     /* can be no query: too short, or QR=1; dropped */  \
-	X(steered_fallback)    /* to a former server: the daemon is dead */
+	X(refused_source)   /* from outside the allowed prefixes; dropped */       \
+	X(refused_message)  /* can be no query: too short, or QR=1; dropped */     \
+	X(steered_fallback) /* to a former server: the daemon is dead */
 
 enum dns_reason {
 #define X(name) DNS_REASON_##name,
 	DNS_REASONS(X)
 #undef X
-	DNS_REASON_MAX,
+		DNS_REASON_MAX,
 	/* Not counted: the packet is none of ours, or parsing may go on. */
 	DNS_NOT_OURS,
 	DNS_OK,

@@ -38,11 +38,12 @@ static __always_inline int rewrite_tc(struct __sk_buff *skb, const struct dns_pk
 		addr_diff = csum_diff(pkt->src.words, to->src.words, 4, csum_diff(pkt->dst.words, to->dst.words, 4, 0));
 	else
 		addr_diff = csum_diff(&pkt->src.words[3], &to->src.words[3], 1,
-				      csum_diff(&pkt->dst.words[3], &to->dst.words[3], 1, 0));
+		                      csum_diff(&pkt->dst.words[3], &to->dst.words[3], 1, 0));
 	port_diff = csum_diff16(bpf_htons(pkt->sport), bpf_htons(to->sport),
-				csum_diff16(bpf_htons(pkt->dport), bpf_htons(to->dport), 0));
+	                        csum_diff16(bpf_htons(pkt->dport), bpf_htons(to->dport), 0));
 	if (to->opt_size_off)
-		port_diff = csum_diff16_at(to->opt_size_off - pkt->l4_off, pkt->opt_size_be, to->opt_size_be, port_diff);
+		port_diff =
+			csum_diff16_at(to->opt_size_off - pkt->l4_off, pkt->opt_size_be, to->opt_size_be, port_diff);
 
 	if (bpf_l4_csum_replace(skb, csum_off, 0, addr_diff, L4_CSUM_FLAGS | BPF_F_PSEUDO_HDR) ||
 	    bpf_l4_csum_replace(skb, csum_off, 0, port_diff, L4_CSUM_FLAGS))
@@ -94,7 +95,7 @@ static __always_inline int clear_macs(struct __sk_buff *skb)
 
 /* Rewrite and send on. Return: a TC verdict; *reason becomes error_rewrite where that failed. */
 static __always_inline int apply_tc(struct __sk_buff *skb, const struct dns_pkt *pkt, const struct dns_rewrite *to,
-				    enum dns_reason *reason)
+                                    enum dns_reason *reason)
 {
 	if (rewrite_tc(skb, pkt, to) || (to->local && clear_macs(skb))) {
 		*reason = DNS_REASON_error_rewrite;

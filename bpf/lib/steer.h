@@ -34,7 +34,7 @@ struct dns_rewrite {
 static __always_inline struct dns_backend *pick_backend(const struct dns_scratch *scratch, bool v6)
 {
 	__u32 count = v6 ? scratch->backends6 : scratch->backends4;
-	struct dns_backend_key key = {.group = scratch->group};
+	struct dns_backend_key key = { .group = scratch->group };
 
 	if (count == 0)
 		return NULL;
@@ -50,7 +50,7 @@ static __always_inline struct dns_backend *pick_backend(const struct dns_scratch
  * Return: a steered* reason with the scratch's group set, or passed_external.
  */
 static __always_inline enum dns_reason route_query(void *data, void *data_end, const struct dns_pkt *pkt,
-						   struct dns_scratch *scratch, const struct dns_config *config)
+                                                   struct dns_scratch *scratch, const struct dns_config *config)
 {
 	bool in_zone = may_be_in_zone(scratch, config);
 	bool dead = !in_zone && is_daemon_dead(config);
@@ -81,8 +81,8 @@ static __always_inline __u32 reply_ifindex(__u32 ifindex)
  * Return: DNS_OK with the rewrite set and the flow open, or why the query is passed.
  */
 static __always_inline enum dns_reason decide_query(const struct dns_pkt *pkt, const struct dns_scratch *scratch,
-						    const struct dns_config *config, enum dns_scope scope,
-						    __u32 ifindex, bool local, struct dns_rewrite *to)
+                                                    const struct dns_config *config, enum dns_scope scope,
+                                                    __u32 ifindex, bool local, struct dns_rewrite *to)
 {
 	struct dns_backend *backend = pick_backend(scratch, pkt->v6);
 	struct dns_flow *flow;
@@ -127,8 +127,8 @@ static __always_inline enum dns_reason decide_query(const struct dns_pkt *pkt, c
  * Return: DNS_REASON_replied with the rewrite set and the flow closed, a reply_* reason, or DNS_NOT_OURS.
  */
 static __always_inline enum dns_reason decide_reply(void *data, void *data_end, struct dns_pkt *pkt,
-						    struct dns_scratch *scratch, const struct dns_config *config,
-						    enum dns_scope *scope, struct dns_rewrite *to)
+                                                    struct dns_scratch *scratch, const struct dns_config *config,
+                                                    enum dns_scope *scope, struct dns_rewrite *to)
 {
 	struct dnshdr *hdr = data + (pkt->dns_off & 0x7f);
 	__u32 length = pkt->dns_end - pkt->dns_off;

@@ -7,16 +7,20 @@
 
 /*
  * Everything in this file is shared with user space: bpf2go makes the Go types from it, and bpftool prints it by name.
- * Addresses are 16 bytes in network order, IPv4 as v4-mapped; ports and IDs are numbers, in the machine's byte order, so
- * that a dump shows 53 and not 13568. No implicit holes.
+ * Addresses are 16 bytes in network order, IPv4 as v4-mapped; ports and IDs are numbers, in the machine's byte order,
+ * so that a dump shows 53 and not 13568. No implicit holes.
  */
 
-#define DNS_NAME_MAX	     255 /* RFC 1035 section 3.1, octets of the wire form with the root label */
-#define DNS_LABEL_MAX	     63	 /* RFC 1035 section 2.3.4 */
-#define DNS_ZONE_SHAPES_MAX  32	 /* distinct shapes of zone names */
-#define DNS_LABELS_MAX	     128 /* that fit into DNS_NAME_MAX octets, the root included */
-#define DNS_LATENCY_SAMPLE   16	 /* reading the precise clock costs as much as matching a name: one query in 16 pays it */
-#define DNS_LATENCY_BUCKETS  24	 /* bucket i counts replies within 2^i microseconds; the last one all that are slower */
+#define DNS_NAME_MAX        255 /* RFC 1035 section 3.1, octets of the wire form with the root label */
+#define DNS_LABEL_MAX       63  /* RFC 1035 section 2.3.4 */
+#define DNS_LABELS_MAX      128 /* that fit into DNS_NAME_MAX octets, the root included */
+#define DNS_ZONE_SHAPES_MAX 32  /* distinct shapes of zone names */
+
+/* Reading the precise clock costs as much as matching a name: one query in 16 pays it. */
+#define DNS_LATENCY_SAMPLE 16
+
+/* Bucket i counts replies within 2^i microseconds; the last one all that are slower. */
+#define DNS_LATENCY_BUCKETS 24
 
 /* Where a query entered: what the counters are kept by. */
 enum dns_scope {
@@ -35,12 +39,12 @@ struct dns_zone_shape {
 
 /* dns_config[0] */
 struct dns_config {
-	__u64 flow_timeout_ns; /* a later reply is no longer delivered */
-	__u64 question_seed;   /* random, secret: keys the hash that a reply's question is compared by */
-	__u64 heartbeat_ns;    /* CLOCK_MONOTONIC_COARSE of the daemon's last sign of life */
+	__u64 flow_timeout_ns;    /* a later reply is no longer delivered */
+	__u64 question_seed;      /* random, secret: keys the hash that a reply's question is compared by */
+	__u64 heartbeat_ns;       /* CLOCK_MONOTONIC_COARSE of the daemon's last sign of life */
 	__u64 heartbeat_limit_ns; /* a daemon silent for longer is dead; 0: it is never taken for dead */
-	__u16 nat_port_min;    /* NAT ports are drawn from [min, min + count) */
-	__u16 nat_port_count;  /* at most DNS_NAT_PORTS_MAX */
+	__u16 nat_port_min;       /* NAT ports are drawn from [min, min + count) */
+	__u16 nat_port_count;     /* at most DNS_NAT_PORTS_MAX */
 	__u16 reserved;
 	__u16 zone_shapes_count;
 	struct dns_zone_shape zone_shapes[DNS_ZONE_SHAPES_MAX]; /* of dns_zones, without repetition, longest first */
@@ -60,25 +64,26 @@ struct dns_listener {
 _Static_assert(sizeof(struct dns_listener) == 4, "layout is shared with user space");
 
 /*
- * The key of dns_zones is hash_name() of the name's wire form, seeded by its length. The name itself is compared, in its
- * dotted form: the hash is never trusted alone.
+ * The key of dns_zones is hash_name() of the name's wire form, seeded by its length. The name itself is compared, in
+ * its dotted form: the hash is never trusted alone.
  */
 #define DNS_ZONE_FALLBACK 1 /* the root zone only: steered while the daemon is dead, to the host's former servers */
 
 struct dns_zone {
-	__u32 group;	  /* of dns_backends */
-	__u16 backends4;  /* IPv4 endpoints in the group: indexes 0 .. backends4-1 */
-	__u16 backends6;  /* IPv6 endpoints: indexes DNS_BACKEND_V6 .. DNS_BACKEND_V6+backends6-1 */
-	__u32 length;	  /* octets of the name, the final NUL (the root label) included */
-	__u16 labels;	  /* without the root */
-	__u16 flags;	  /* DNS_ZONE_* */
-	char name[256];	  /* lower-case, a dot before each label: ".cluster.local"; NUL-padded */
+	__u32 group;     /* of dns_backends */
+	__u16 backends4; /* IPv4 endpoints in the group: indexes 0 .. backends4-1 */
+	__u16 backends6; /* IPv6 endpoints: indexes DNS_BACKEND_V6 .. DNS_BACKEND_V6+backends6-1 */
+	__u32 length;    /* octets of the name, the final NUL (the root label) included */
+	__u16 labels;    /* without the root */
+	__u16 flags;     /* DNS_ZONE_* */
+	char name[256];  /* lower-case, a dot before each label: ".cluster.local"; NUL-padded */
 };
 _Static_assert(sizeof(struct dns_zone) == 272, "layout is shared with user space");
 
 #define DNS_BACKEND_V6 0x8000
 
-/* Prefixes that may ask on the KubeSwitch: key of the trie dns_allowed. IPv4 as v4-mapped, so its prefixes are 96 longer. */
+/* Prefixes that may ask on the KubeSwitch: key of the trie dns_allowed. IPv4 as v4-mapped, so its prefixes are 96
+ * longer. */
 struct dns_prefix {
 	__u32 length;
 	__u8 addr[16];
@@ -106,7 +111,7 @@ _Static_assert(sizeof(struct dns_backend) == 40, "layout is shared with user spa
 /* A slot of dns_flows, for one steered query in flight. */
 struct dns_flow {
 	__u64 started_ns;    /* CLOCK_MONOTONIC_COARSE, 0: free. Claimed and given back by compare-and-swap */
-	__u64 timed_ns;	     /* CLOCK_MONOTONIC, 0: this query's latency is not sampled */
+	__u64 timed_ns;      /* CLOCK_MONOTONIC, 0: this query's latency is not sampled */
 	__u64 question_hash; /* seeded hash of QNAME (case folded) and QTYPE */
 	__u8 endpoint[16];
 	__u8 client[16];
@@ -130,6 +135,6 @@ struct dns_counters {
 	__u64 latency_us_log2[DNS_LATENCY_BUCKETS]; /* of one query in DNS_LATENCY_SAMPLE */
 };
 _Static_assert(sizeof(struct dns_counters) == 8 * (DNS_REASON_MAX + DNS_LATENCY_BUCKETS),
-	       "a reason is an index into the counters");
+               "a reason is an index into the counters");
 
 #endif

@@ -12,7 +12,7 @@ static __always_inline bool has_shape(const struct dns_scratch *scratch, const s
 {
 	return shape->labels <= scratch->labels &&
 	       scratch->name_length - scratch->starts[(scratch->labels - shape->labels) & (DNS_LABELS_MAX - 1)] ==
-		       shape->length;
+	               shape->length;
 }
 
 /* The cheap test that tells almost all other names from those in a zone, before the name itself is looked at. */
@@ -35,7 +35,7 @@ static __always_inline bool may_be_in_zone(const struct dns_scratch *scratch, co
  * left.
  */
 static __always_inline bool zone_name_equal(const struct dns_zone *zone, const struct dns_scratch *scratch,
-					    __u32 offset, __u32 length)
+                                            __u32 offset, __u32 length)
 {
 	__u32 words = (length & 0xff) / 8;
 	__u32 i;

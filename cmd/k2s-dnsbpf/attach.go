@@ -9,6 +9,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/config"
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/daemon"
 )
 
@@ -26,6 +27,8 @@ the host has now. Returns when the host resolves through it; the daemon stays in
 	}
 	s := newSettings(cmd)
 	s.addAttachFlags()
+	complete(cmd, "topology", config.TopologyNativeLinux)
+	complete(cmd, "resolver", config.ResolverTakeover, config.ResolverNone)
 	cmd.Flags().BoolVar(&foreground, "foreground", false, "stay in the foreground, for a service unit or a container")
 	cmd.Flags().BoolVar(&dryRun, "dry-run", false, "say what would be done, and change nothing")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {

@@ -43,6 +43,17 @@ func noArgs(cmd *cobra.Command, args []string) error {
 	return nil
 }
 
+// complete gives the shell the values that a flag may have.
+func complete[T ~string](cmd *cobra.Command, flag string, values ...T) {
+	words := make([]cobra.Completion, 0, len(values))
+	for _, value := range values {
+		words = append(words, string(value))
+	}
+	if err := cmd.RegisterFlagCompletionFunc(flag, cobra.FixedCompletions(words, cobra.ShellCompDirectiveNoFileComp)); err != nil {
+		panic(err) // there is no such flag
+	}
+}
+
 // settings are the flags that change the configuration. Only those that were given do so: the file comes before the
 // defaults, and the command line before the file.
 type settings struct {

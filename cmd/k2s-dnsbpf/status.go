@@ -19,6 +19,7 @@ func newStatusCommand() *cobra.Command {
 	var output string
 	s := newSettings(cmd)
 	cmd.Flags().StringVarP(&output, "output", "o", string(status.Table), "output `FORMAT`: table, json or yaml")
+	complete(cmd, "output", status.Table, status.JSON, status.YAML)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		format, err := status.ParseFormat(output)
 		if err != nil {

@@ -92,58 +92,53 @@ func Load(path string, required bool) (Config, error) {
 		return c, nil
 	}
 	if err != nil {
-		return c, fmt.Errorf("read configuration: %w", err)
+		return c, fmt.Errorf("read configuration: %w: name a file that is there, or leave --config out", err)
 	}
+	var document yaml.Node
+	if err := yaml.Unmarshal(data, &document); err != nil {
+		return c, fmt.Errorf("configuration %s: %w: %w", path, ErrInvalid, err)
+	}
+	if err := c.applyKeys(document); err != nil {
+		return c, fmt.Errorf("configuration %s: %w", path, err)
+	}
+	// Once more as a whole, for keys that are unknown or there twice.
 	decoder := yaml.NewDecoder(bytes.NewReader(data))
 	decoder.KnownFields(true)
-	var file fileConfig
-	if err := decoder.Decode(&file); err != nil && !errors.Is(err, io.EOF) {
-		return c, fmt.Errorf("configuration %s: %w", path, oneLine(err, data))
-	}
-	file.apply(&c)
-	if err := c.Validate(); err != nil {
-		return c, fmt.Errorf("configuration %s: %w", path, err)
+	if err := decoder.Decode(new(fileConfig)); err != nil && !errors.Is(err, io.EOF) {
+		return c, fmt.Errorf("configuration %s: %w", path, oneLine(err))
 	}
 	return c, nil
 }
 
-// oneLine joins the lines of a YAML error, which has one for each fault, drops the Go type that it names, and names the
-// key, which YAML does not.
-func oneLine(err error, data []byte) error {
-	var faults *yaml.TypeError
-	if !errors.As(err, &faults) {
-		if key := keyAt(err.Error(), data); key != "" {
-			return fmt.Errorf("%s: %w", key, err)
-		}
-		return err
+// applyKeys applies the keys one by one: an error then knows whose it is, also one that Validate finds.
+func (c *Config) applyKeys(document yaml.Node) error {
+	if len(document.Content) == 0 || document.Content[0].Kind != yaml.MappingNode {
+		return nil
 	}
-	texts := make([]string, 0, len(faults.Errors))
-	for _, fault := range faults.Errors {
-		text := strings.ReplaceAll(fault, " in type config.fileConfig", "")
-		if key := keyAt(fault, data); key != "" && !strings.Contains(fault, key) {
-			text = key + ": " + text
+	pairs := document.Content[0].Content
+	for i := 0; i+1 < len(pairs); i += 2 {
+		key := pairs[i]
+		single := yaml.Node{Kind: yaml.MappingNode, Content: pairs[i : i+2]}
+		var file fileConfig
+		if err := single.Decode(&file); err != nil {
+			return fmt.Errorf("key %s: %w", key.Value, oneLine(err))
 		}
-		texts = append(texts, text)
+		file.apply(c)
+		if err := c.Validate(); err != nil {
+			return fmt.Errorf("line %d: key %s: %w", key.Line, key.Value, err)
+		}
 	}
-	return fmt.Errorf("%w: %s", ErrInvalid, strings.Join(texts, "; "))
+	return nil
 }
 
-// keyAt returns the key that an error's line belongs to: the last one that begins there or before.
-func keyAt(text string, data []byte) (key string) {
-	var line int
-	if _, err := fmt.Sscanf(text, "line %d:", &line); err != nil {
-		return ""
+// oneLine joins the lines of a YAML error, which has one for each fault, and drops the Go type that it names.
+func oneLine(err error) error {
+	var faults *yaml.TypeError
+	if !errors.As(err, &faults) {
+		return err
 	}
-	var document yaml.Node
-	if err := yaml.Unmarshal(data, &document); err != nil || len(document.Content) == 0 || document.Content[0].Kind != yaml.MappingNode {
-		return ""
-	}
-	for i, node := range document.Content[0].Content {
-		if i%2 == 0 && node.Line <= line {
-			key = node.Value
-		}
-	}
-	return key
+	text := strings.Join(faults.Errors, "; ")
+	return fmt.Errorf("%w: %s", ErrInvalid, strings.ReplaceAll(text, " in type config.fileConfig", ""))
 }
 
 func (f fileConfig) apply(c *Config) {

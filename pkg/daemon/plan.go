@@ -77,6 +77,7 @@ func (d *Daemon) describe(n network) (lines []string) {
 	for _, upstream := range d.routing.upstreams {
 		say("send all other names to %s", upstream)
 	}
+	say("publish the upstreams for pods in %s", filepath.Join(d.config.StateDir, resolvconf.KubeletFile))
 	if d.config.Resolver == config.ResolverTakeover {
 		say("take over %s (%s, owner: %s)", d.config.ResolvConf, d.inspection.Type, d.inspection.Owner)
 	}

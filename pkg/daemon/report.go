@@ -44,6 +44,8 @@ func (d *Daemon) report() status.Report {
 	if d.snapshot.Stale {
 		report.Problems = append(report.Problems, "endpoints can't be confirmed: "+d.snapshot.Reason)
 	}
+	report.Counters = map[string]status.Counters{}
+	report.Datapath.Programs = []status.Program{}
 	report.Resolver.Upstreams = make([]string, 0, len(d.routing.upstreams))
 	for _, upstream := range d.routing.upstreams {
 		report.Resolver.Upstreams = append(report.Resolver.Upstreams, upstream.String())
@@ -77,7 +79,7 @@ func (d *Daemon) report() status.Report {
 
 // fillResolver adds what the file system says, which is so with or without a daemon.
 func fillResolver(report *status.Report, manager *resolvconf.Manager, c config.Config) {
-	report.Resolver.File = c.ResolvConf
+	report.Resolver.File, report.Resolver.Search = c.ResolvConf, []string{}
 	inspection, err := manager.Inspect()
 	if err != nil {
 		report.Problems = append(report.Problems, err.Error())
@@ -85,7 +87,7 @@ func fillResolver(report *status.Report, manager *resolvconf.Manager, c config.C
 	}
 	report.Resolver.State = string(inspection.State)
 	report.Resolver.Owner = string(inspection.Owner)
-	report.Resolver.Search = inspection.File.Search
+	report.Resolver.Search = append(report.Resolver.Search, inspection.File.Search...)
 	if !report.Attached {
 		for _, upstream := range inspection.Upstreams {
 			report.Resolver.Upstreams = append(report.Resolver.Upstreams, upstream.Addr.String())
@@ -159,10 +161,23 @@ func Status(ctx context.Context, c config.Config) (status.Report, error) {
 	if err == nil {
 		return report, nil
 	}
-	// A socket that nobody listens on is what a daemon that was killed leaves.
-	silent := !errors.Is(err, os.ErrNotExist) && !errors.Is(err, unix.ECONNREFUSED)
+	problem := "the daemon does not answer: what follows is what can be seen without it"
+	if errors.Is(err, os.ErrNotExist) || errors.Is(err, unix.ECONNREFUSED) { // killed, it leaves its socket behind
+		problem = "the daemon is dead: run k2s-dnsbpf detach, or attach again"
+	}
+	report = status.Report{Zones: []status.Zone{}, Endpoints: []status.Endpoint{}}
+	report.Resolver.File, report.Resolver.Upstreams, report.Resolver.Search = c.ResolvConf, []string{}, []string{}
+	report.Counters = map[string]status.Counters{}
+	report.Datapath.Programs = []status.Program{}
+	report.Forwarder.Listen = []string{}
 
 	journal, err := state.Open(c.StateDir)
+	if errors.Is(err, os.ErrPermission) {
+		// There is a journal, so this host is attached.
+		report.Attached, report.Resolver.State = true, "unknown"
+		report.Problems = []string{problem, "the journal is readable by root only: run sudo k2s-dnsbpf status"}
+		return report, nil
+	}
 	if err != nil {
 		return status.Report{}, err
 	}
@@ -177,20 +192,13 @@ func Status(ctx context.Context, c config.Config) (status.Report, error) {
 	if err != nil {
 		return status.Report{}, err
 	}
-	report = status.Report{Attached: isAttached(journal, manager), Zones: []status.Zone{}, Endpoints: []status.Endpoint{}}
-	report.Resolver.Upstreams = []string{}
-	report.Datapath.Programs = []status.Program{}
-	report.Forwarder.Listen = []string{}
+	report.Attached = isAttached(journal, manager)
 	if report.Attached {
 		report.Topology, report.Version = string(c.Topology), header.Version
 		since := header.Since.UTC().Truncate(time.Second)
 		report.Since = &since
 		for _, zone := range c.Zones {
 			report.Zones = append(report.Zones, status.Zone{Name: zone, Group: "cluster"})
-		}
-		problem := "the daemon is dead: run k2s-dnsbpf detach, or attach again"
-		if silent {
-			problem = "the daemon does not answer: what follows is what can be seen without it"
 		}
 		report.Problems = append(report.Problems, problem)
 	}

@@ -6,9 +6,11 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"os"
 	"slices"
 
 	"go.uber.org/zap"
+	"golang.org/x/sys/unix"
 
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/config"
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/datapath"
@@ -64,8 +66,15 @@ func undo(c config.Config, journal *state.Journal, log *zap.Logger) ([]string, e
 	if err := errors.Join(errs...); err != nil {
 		return done, err
 	}
-	if journal.Empty() {
-		return done, journal.Clear()
+	if !journal.Empty() {
+		return done, nil
+	}
+	if err := journal.Clear(); err != nil {
+		return done, err
+	}
+	// What is kept for pods keeps the directory; after an attach that failed there is nothing.
+	if err := os.Remove(c.StateDir); err != nil && !errors.Is(err, os.ErrNotExist) && !errors.Is(err, unix.ENOTEMPTY) {
+		log.Warn("empty state directory not removed", zap.Error(err))
 	}
 	return done, nil
 }

@@ -86,8 +86,8 @@ func BenchmarkProgram(b *testing.B) {
 		h.countedSince(b)
 		q := h.steer(b, FromHost, families[0], families[0].query(message))
 		// Behind the ports of the chain.
-		q.key.NatPortBe = swap16(natPorts.Last)
-		q.Source = netip.AddrPortFrom(q.Source.Addr(), natPorts.Last)
+		q.slot = natPortsMax - 1
+		q.Source = netip.AddrPortFrom(q.Source.Addr(), natPorts.First+natPortsMax-1)
 		frame := replyFrame(q, answer(b, q))
 		report(b, floor, h.objects.DnsFromBackend, frame, benchFlows, func(b *testing.B) {
 			b.Helper()
@@ -97,8 +97,13 @@ func BenchmarkProgram(b *testing.B) {
 		h.wantInFlight(b, 0)
 	})
 	b.StopTimer()
-	if delta := steered.countedSince(b); len(delta) != 1 || delta["host:steered"] == 0 {
-		b.Errorf("the steered benchmarks counted %v", delta)
+	// A query in some hundred thousand finds no free port. It is passed, and so a query still for the next repetition.
+	delta := steered.countedSince(b)
+	steers, passes := delta["host:steered"], delta["host:passed_no_flow_slot"]
+	delete(delta, "host:steered")
+	delete(delta, "host:passed_no_flow_slot")
+	if len(delta) > 0 || passes > 0 && steers/passes < 10_000 {
+		b.Errorf("the steered benchmarks counted %d steered, %d without a port, %v", steers, passes, delta)
 	}
 }
 
@@ -144,15 +149,14 @@ func (h *harness) emptyFlows(b *testing.B) {
 // packet are each delivered.
 func (h *harness) chainFlows(b *testing.B, first steeredQuery, count int) {
 	b.Helper()
-	key, flow := first.key, first.flow
-	flow.StartedNs = monotonic(b)
-	flow.Listener, flow.ListenerPortBe = key.Endpoint, key.EndpointPortBe
-	for i := range count {
-		next := swap16(natPorts.First + uint16(i))
-		flow.ClientPortBe = next
-		if err := h.objects.DnsFlows.Put(key, flow); err != nil {
+	slot, flow := first.slot, first.flow
+	flow.StartedNs, flow.TimedNs = monotonic(b), 0
+	flow.Listener, flow.ListenerPort = flow.Endpoint, flow.EndpointPort
+	for next := range uint32(count) {
+		flow.ClientPort = natPorts.First + uint16(next)
+		if err := h.objects.DnsFlows.Put(slot, flow); err != nil {
 			b.Fatal(err)
 		}
-		key.NatPortBe = next
+		slot = next
 	}
 }

@@ -3,11 +3,13 @@
 package datapath
 
 import (
+	"bytes"
 	"encoding/binary"
 	"fmt"
 	"maps"
 	"net/netip"
 	"os"
+	"reflect"
 	"slices"
 	"strings"
 	"testing"
@@ -86,7 +88,7 @@ func needKernel(tb testing.TB) {
 // harness is the loaded programs, without pins or attachments.
 type harness struct {
 	*Datapath
-	counted map[string]uint64
+	counted [scopeMax][][]byte // as read last, by scope and CPU
 }
 
 func defaultBackends() []Backend {
@@ -133,34 +135,56 @@ func newHarness(tb testing.TB, zones ...string) *harness {
 
 func (h *harness) replaceZones(tb testing.TB, zones []string, backends ...Backend) {
 	tb.Helper()
-	if err := h.ReplaceZones(zones, backends); err != nil {
+	if err := h.ReplaceZones(zones, backends, nil); err != nil {
 		tb.Fatal(err)
 	}
 }
 
-// countedSince returns what was counted since it was called last, as "scope:reason" and "scope:latency".
+// counterNames are the reasons in the order of struct dns_counters; behind them is the histogram.
+var counterNames = func() (names []string) {
+	for field := range reflect.TypeFor[dnsbpfDnsCounters]().Fields() {
+		if field.Type.Kind() == reflect.Uint64 {
+			names = append(names, reasonName(field.Name))
+		}
+	}
+	return names
+}()
+
+// countedSince returns what was counted since it was called last, as "scope:reason" and "scope:latency". It reads the
+// map by itself, since it runs after each of some hundred thousand packets; TestSumCounters is for Counters.
 func (h *harness) countedSince(tb testing.TB) map[string]uint64 {
 	tb.Helper()
-	scopes, err := h.Counters()
-	if err != nil {
-		tb.Fatal(err)
-	}
-	now := make(map[string]uint64)
-	for scope, counters := range scopes {
-		for reason, count := range counters.ByReason {
-			now[scope.String()+":"+reason] = count
-		}
-		for _, count := range counters.LatencyMicrosecondsLog2 {
-			now[scope.String()+":latency"] += count
-		}
-	}
 	delta := make(map[string]uint64)
-	for name, count := range now {
-		if count != h.counted[name] {
-			delta[name] = count - h.counted[name]
+	for scope := range scopeMax {
+		var perCPU [][]byte
+		if err := h.objects.DnsStats.Lookup(uint32(scope), &perCPU); err != nil {
+			tb.Fatal(err)
 		}
+		if h.counted[scope] == nil {
+			h.counted[scope] = make([][]byte, len(perCPU))
+		}
+		for cpu, now := range perCPU {
+			before := h.counted[scope][cpu]
+			if bytes.Equal(before, now) {
+				continue
+			}
+			for offset := 0; offset < len(now); offset += 8 {
+				count := binary.NativeEndian.Uint64(now[offset:])
+				if before != nil {
+					count -= binary.NativeEndian.Uint64(before[offset:])
+				}
+				if count == 0 {
+					continue
+				}
+				name := "latency"
+				if offset/8 < len(counterNames) {
+					name = counterNames[offset/8]
+				}
+				delta[scope.String()+":"+name] += count
+			}
+		}
+		h.counted[scope] = perCPU
 	}
-	h.counted = now
 	return delta
 }
 
@@ -230,7 +254,9 @@ func (h *harness) expectIn(tb testing.TB, program Program, frame []byte, scope S
 		wantVerdict = "redirect"
 	case "replied":
 		wantVerdict = "redirect"
-		want[scope.String()+":latency"] = 1
+		if reply, err := pktgen.Parse(frame); err == nil && isTimed(reply.Destination.Port()) {
+			want[scope.String()+":latency"] = 1
+		}
 	}
 	if verdict != wantVerdict || !maps.Equal(counted, want) {
 		tb.Fatalf("%s: verdict %s, counted %v; want %s, %v\nin: %s\nout: %s",
@@ -252,7 +278,7 @@ func dumpChanged(in, out []byte) string {
 // steeredQuery is a query that was steered, as the endpoint gets it.
 type steeredQuery struct {
 	pktgen.Datagram
-	key  dnsbpfDnsFlowKey
+	slot uint32 // in dns_flows
 	flow dnsbpfDnsFlow
 }
 
@@ -293,27 +319,29 @@ func (h *harness) steerIn(tb testing.TB, program Program, f family, frame []byte
 		tb.Fatalf("%s: steered packet\ngot: %s\nwant: %s", program, pktgen.Dump(out), pktgen.Dump(want))
 	}
 
-	q := steeredQuery{Datagram: got, key: dnsbpfDnsFlowKey{
-		Endpoint:       f.backend.Addr().As16(),
-		EndpointPortBe: swap16(f.backend.Port()),
-		NatPortBe:      swap16(got.Source.Port()),
-		IdBe:           binary.NativeEndian.Uint16(in.Payload),
-	}}
-	if err := h.objects.DnsFlows.Lookup(q.key, &q.flow); err != nil {
-		tb.Fatalf("flow %+v: %v", q.key, err)
+	q := steeredQuery{Datagram: got, slot: uint32(got.Source.Port() - h.options.NATPorts.First)}
+	if err := h.objects.DnsFlows.Lookup(q.slot, &q.flow); err != nil {
+		tb.Fatalf("slot %d: %v", q.slot, err)
 	}
 	if started := q.flow.StartedNs; started < before || started > after {
 		tb.Errorf("flow started at %d, the program ran from %d to %d", started, before, after)
 	}
 	wantFlow := dnsbpfDnsFlow{
-		StartedNs:      q.flow.StartedNs,
-		QuestionHash:   q.flow.QuestionHash, // checked by replies
-		Client:         in.Source.Addr().As16(),
-		Listener:       in.Destination.Addr().As16(),
-		ClientPortBe:   swap16(in.Source.Port()),
-		ListenerPortBe: swap16(in.Destination.Port()),
-		Ifindex:        uint32(ifindex),
-		Scope:          dnsbpfDnsScope(scope),
+		StartedNs:    q.flow.StartedNs,
+		TimedNs:      q.flow.TimedNs,
+		QuestionHash: q.flow.QuestionHash, // checked by replies
+		Endpoint:     f.backend.Addr().As16(),
+		Client:       in.Source.Addr().As16(),
+		Listener:     in.Destination.Addr().As16(),
+		EndpointPort: f.backend.Port(),
+		ClientPort:   in.Source.Port(),
+		ListenerPort: in.Destination.Port(),
+		Id:           binary.BigEndian.Uint16(in.Payload),
+		Ifindex:      uint32(ifindex),
+		Scope:        dnsbpfDnsScope(scope),
+	}
+	if timed := q.flow.TimedNs != 0; timed != isTimed(got.Source.Port()) {
+		tb.Errorf("NAT port %d: latency sampled: %v", got.Source.Port(), timed)
 	}
 	if program == FromHost {
 		wantFlow.Local = 1
@@ -327,7 +355,7 @@ func (h *harness) steerIn(tb testing.TB, program Program, f family, frame []byte
 // forget removes the flow of a query whose reply a test does not care for.
 func (h *harness) forget(tb testing.TB, q steeredQuery) {
 	tb.Helper()
-	if err := h.objects.DnsFlows.Delete(q.key); err != nil {
+	if err := h.objects.DnsFlows.Put(q.slot, dnsbpfDnsFlow{}); err != nil {
 		tb.Fatal(err)
 	}
 }
@@ -358,10 +386,13 @@ func rewritten(frame []byte, f family, source, destination netip.AddrPort) []byt
 	return out
 }
 
+// isTimed says whether the latency of a query with this NAT port is sampled: one in DNS_LATENCY_SAMPLE.
+func isTimed(natPort uint16) bool { return natPort%16 == 0 }
+
 func monotonic(tb testing.TB) uint64 {
 	tb.Helper()
 	var now unix.Timespec
-	if err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &now); err != nil {
+	if err := unix.ClockGettime(unix.CLOCK_MONOTONIC_COARSE, &now); err != nil {
 		tb.Fatal(err)
 	}
 	return uint64(now.Nano())

@@ -19,9 +19,9 @@ func TestLayout(t *testing.T) {
 	}
 	for name, value := range map[string]any{
 		"dns_backend": dnsbpfDnsBackend{}, "dns_backend_key": dnsbpfDnsBackendKey{}, "dns_config": dnsbpfDnsConfig{},
-		"dns_counters": dnsbpfDnsCounters{}, "dns_flow": dnsbpfDnsFlow{}, "dns_flow_key": dnsbpfDnsFlowKey{},
+		"dns_counters": dnsbpfDnsCounters{}, "dns_flow": dnsbpfDnsFlow{},
 		"dns_listener": dnsbpfDnsListener{}, "dns_listener_key": dnsbpfDnsListenerKey{}, "dns_scratch": dnsbpfDnsScratch{},
-		"dns_zone": dnsbpfDnsZone{},
+		"dns_zone": dnsbpfDnsZone{}, "dns_zone_shape": dnsbpfDnsZoneShape{}, "dns_prefix": dnsbpfDnsPrefix{},
 	} {
 		t.Run(name, func(t *testing.T) {
 			var kernel *btf.Struct

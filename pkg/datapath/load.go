@@ -68,7 +68,7 @@ func CheckPinDir(dir string) error {
 		case err == nil && stat.Type == unix.BPF_FS_MAGIC:
 			return nil
 		case err == nil:
-			return fmt.Errorf("pin directory %s: %w: mount one with \"mount -t bpf bpf /sys/fs/bpf\", or name another with --bpffs",
+			return fmt.Errorf("pin directory %s: %w: mount one with \"mount -t bpf bpf /sys/fs/bpf\", name another with --bpffs, or do without by --no-bpf",
 				dir, ErrNoBPFFS)
 		case !errors.Is(err, unix.ENOENT):
 			return fmt.Errorf("pin directory %s: %w", dir, err)

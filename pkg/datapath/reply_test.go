@@ -4,7 +4,6 @@ package datapath
 
 import (
 	"encoding/binary"
-	"errors"
 	"fmt"
 	"maps"
 	"net"
@@ -13,8 +12,8 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/cilium/ebpf"
 	"github.com/miekg/dns"
+	"golang.org/x/sys/unix"
 
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/internal/pktgen"
 )
@@ -65,11 +64,11 @@ func (h *harness) deliver(tb testing.TB, program Program, f family, q steeredQue
 
 func (h *harness) hasFlow(tb testing.TB, q steeredQuery) bool {
 	tb.Helper()
-	err := h.objects.DnsFlows.Lookup(q.key, new(dnsbpfDnsFlow))
-	if err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+	var flow dnsbpfDnsFlow
+	if err := h.objects.DnsFlows.Lookup(q.slot, &flow); err != nil {
 		tb.Fatal(err)
 	}
-	return err == nil
+	return flow.StartedNs != 0
 }
 
 // eachPath runs a test for a query of each program over each address family.
@@ -105,18 +104,28 @@ func paddedTo(tb testing.TB, size int) func(*dns.Msg) {
 func TestReplies(t *testing.T) {
 	none := func(frame *pktgen.Frame) { frame.NoUDPChecksum = true }
 	replies := map[string]func(*testing.T, steeredQuery) []byte{
-		"one record": func(t *testing.T, q steeredQuery) []byte { return replyFrame(q, answer(t, q)) },
-		"60 records": func(t *testing.T, q steeredQuery) []byte { return replyFrame(q, answer(t, q, manyRecords(60))) },
+		"one record": func(t *testing.T, q steeredQuery) []byte {
+			t.Helper()
+			return replyFrame(q, answer(t, q))
+		},
+		"60 records": func(t *testing.T, q steeredQuery) []byte {
+			t.Helper()
+			return replyFrame(q, answer(t, q, manyRecords(60)))
+		},
 		"1232 octets": func(t *testing.T, q steeredQuery) []byte {
+			t.Helper()
 			return replyFrame(q, answer(t, q, manyRecords(60), paddedTo(t, 1232)))
 		},
 		"NXDOMAIN": func(t *testing.T, q steeredQuery) []byte {
+			t.Helper()
 			return replyFrame(q, answer(t, q, func(m *dns.Msg) { m.Rcode, m.Answer = dns.RcodeNameError, nil }))
 		},
 		"truncated": func(t *testing.T, q steeredQuery) []byte {
+			t.Helper()
 			return replyFrame(q, answer(t, q, func(m *dns.Msg) { m.Truncated, m.Answer = true, nil }))
 		},
 		"other case": func(t *testing.T, q steeredQuery) []byte {
+			t.Helper()
 			return replyFrame(q, answer(t, q, func(m *dns.Msg) {
 				m.Question[0].Name = strings.ToUpper(m.Question[0].Name)
 				m.Answer[0].Header().Name = m.Question[0].Name
@@ -124,18 +133,22 @@ func TestReplies(t *testing.T) {
 		},
 		// Sections behind the question are the asker's to judge.
 		"records that are cut off": func(t *testing.T, q steeredQuery) []byte {
+			t.Helper()
 			whole := answer(t, q)
 			return replyFrame(q, whole[:len(whole)-3])
 		},
 		"counts of records that are not there": func(t *testing.T, q steeredQuery) []byte {
+			t.Helper()
 			return replyFrame(q, put(answer(t, q), 6, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff))
 		},
 		"frame with padding": func(t *testing.T, q steeredQuery) []byte {
+			t.Helper()
 			return replyFrame(q, answer(t, q), func(frame *pktgen.Frame) { frame.Padding = []byte{1, 2, 3, 4, 5} })
 		},
 	}
 	h := newHarness(t)
 	eachPath(t, h, func(t *testing.T, program Program, f family) {
+		t.Helper()
 		for name, reply := range replies {
 			t.Run(name, func(t *testing.T) {
 				for _, asked := range []string{"b.cluster.local", "kUbE-dNs.cLuStEr.LoCaL", "cluster.local"} {
@@ -222,6 +235,7 @@ func TestRefusedReplies(t *testing.T) {
 	}
 	h := newHarness(t)
 	eachPath(t, h, func(t *testing.T, program Program, f family) {
+		t.Helper()
 		for _, c := range cases {
 			t.Run(c.name, func(t *testing.T) {
 				q := h.steer(t, program, f, f.query(query(t, inZone)))
@@ -252,6 +266,7 @@ func TestRepliesToNobody(t *testing.T) {
 	}
 	h := newHarness(t)
 	eachPath(t, h, func(t *testing.T, program Program, f family) {
+		t.Helper()
 		for name, change := range cases {
 			t.Run(name, func(t *testing.T) {
 				q := h.steer(t, program, f, f.query(query(t, inZone)))
@@ -297,9 +312,10 @@ func asFragment(frame *pktgen.Frame) {
 func TestLateReply(t *testing.T) {
 	h := newHarness(t)
 	eachPath(t, h, func(t *testing.T, program Program, f family) {
+		t.Helper()
 		age := func(q steeredQuery, nanoseconds int64) {
 			q.flow.StartedNs = monotonic(t) - uint64(nanoseconds)
-			if err := h.objects.DnsFlows.Update(q.key, q.flow, ebpf.UpdateExist); err != nil {
+			if err := h.objects.DnsFlows.Put(q.slot, q.flow); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -327,6 +343,16 @@ func TestLateReply(t *testing.T) {
 	})
 }
 
+// precise is the clock that latency is measured by, in nanoseconds.
+func precise(tb testing.TB) uint64 {
+	tb.Helper()
+	var now unix.Timespec
+	if err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &now); err != nil {
+		tb.Fatal(err)
+	}
+	return uint64(now.Nano())
+}
+
 // Each power of two has its bucket; what is slower than all is in the last.
 func TestLatencyBuckets(t *testing.T) {
 	h := newHarness(t)
@@ -345,8 +371,12 @@ func TestLatencyBuckets(t *testing.T) {
 	// From where the time that the test itself takes can't reach the next bucket. 1.5 is the middle of a bucket.
 	for bits := 16; bits < 30; bits++ {
 		q := h.steer(t, FromHost, f, f.query(query(t, inZone)))
-		q.flow.StartedNs = monotonic(t) - (3<<(bits-2))*1000
-		if err := h.objects.DnsFlows.Put(q.key, q.flow); err != nil {
+		for !isTimed(q.Source.Port()) {
+			h.forget(t, q)
+			q = h.steer(t, FromHost, f, f.query(query(t, inZone)))
+		}
+		q.flow.TimedNs = precise(t) - (3<<(bits-2))*1000
+		if err := h.objects.DnsFlows.Put(q.slot, q.flow); err != nil {
 			t.Fatal(err)
 		}
 		before := buckets()
@@ -411,20 +441,26 @@ func TestFlowCollisions(t *testing.T) {
 				return f.query(query(t, name, func(m *dns.Msg) { m.Id = id }))
 			}
 			first := h.steer(t, FromHost, f, withID("a.cluster.local", 7))
-			for _, name := range []string{"a.cluster.local", "b.cluster.local"} {
-				h.expect(t, FromHost, withID(name, 7), "passed_no_flow_slot")
-				h.expect(t, FromClient, withID(name, 7), "passed_no_flow_slot")
+			for _, id := range []uint16{7, 8} {
+				h.expect(t, FromHost, withID("a.cluster.local", id), "passed_no_flow_slot")
+				h.expect(t, FromClient, withID("b.cluster.local", id), "passed_no_flow_slot")
 			}
-			// The flow is still the first asker's.
+			// The slot is still the first asker's.
 			var flow dnsbpfDnsFlow
-			if err := h.objects.DnsFlows.Lookup(first.key, &flow); err != nil || flow != first.flow {
+			if err := h.objects.DnsFlows.Lookup(first.slot, &flow); err != nil || flow != first.flow {
 				t.Errorf("flow %+v, %v; want %+v", flow, err, first.flow)
 			}
-			second := h.steer(t, FromHost, f, withID("b.cluster.local", 8))
 			h.deliver(t, FromHost, f, first, replyFrame(first, answer(t, first)))
-			third := h.steer(t, FromClient, f, withID("c.cluster.local", 7))
-			h.deliver(t, FromClient, f, third, replyFrame(third, answer(t, third)))
-			h.deliver(t, FromHost, f, second, replyFrame(second, answer(t, second)))
+			// Given back by the reply, and claimed anew from a query whose reply never came.
+			second := h.steer(t, FromClient, f, withID("c.cluster.local", 7))
+			second.flow.StartedNs -= uint64(DefaultFlowTimeout.Nanoseconds()) + 1
+			if err := h.objects.DnsFlows.Put(second.slot, second.flow); err != nil {
+				t.Fatal(err)
+			}
+			h.wantInFlight(t, 0)
+			third := h.steer(t, FromHost, f, withID("d.cluster.local", 9))
+			h.expect(t, FromBackend, replyFrame(second, answer(t, second)), notOurs)
+			h.deliver(t, FromHost, f, third, replyFrame(third, answer(t, third)))
 			h.wantInFlight(t, 0)
 		})
 	}
@@ -476,7 +512,7 @@ func TestReplyBitFlips(t *testing.T) {
 			}
 			counts[verdict]++
 			if verdict == "redirect" {
-				if err := h.objects.DnsFlows.Put(q.key, q.flow); err != nil {
+				if err := h.objects.DnsFlows.Put(q.slot, q.flow); err != nil {
 					t.Fatal(err)
 				}
 			}

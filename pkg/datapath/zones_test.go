@@ -156,10 +156,32 @@ func TestZoneHashCollision(t *testing.T) {
 	}
 }
 
+// Each octet that a zone may have, against each that a name may have: only letters have another case.
+func TestEachOctet(t *testing.T) {
+	h := newHarness(t)
+	f := families[0]
+	counts := make(map[bool]int)
+	for own := byte(0x21); own <= 0x7e; own++ {
+		if own == '.' || own == '\\' {
+			continue
+		}
+		h.replaceZones(t, []string{"a" + string(rune(own)) + "b.test"}, defaultBackends()...)
+		for octet := range 256 {
+			asked := string([]byte{'a', byte(octet), 'b'})
+			steered, counted := h.steered(t, FromHost, f.query(rawQuery(labels(asked, "test"))))
+			if want := naiveInZone([]string{asked}, []string{"a" + string(rune(own)) + "b"}); steered != want || !counted {
+				t.Errorf("zone octet %#x, name octet %#x: steered %v, want %v", own, octet, steered, want)
+			}
+			counts[steered]++
+		}
+	}
+	t.Logf("steered: %v", counts)
+}
+
 func TestTooManyZoneLengths(t *testing.T) {
 	h := newHarness(t)
 	var zones []string
-	for length := range zoneLengthsMax {
+	for length := range zoneShapesMax {
 		zones = append(zones, strings.Repeat("x", length+1))
 	}
 	h.replaceZones(t, zones, defaultBackends()...)
@@ -168,7 +190,7 @@ func TestTooManyZoneLengths(t *testing.T) {
 		h.forget(t, h.steer(t, FromHost, f, f.query(query(t, "a."+zone))))
 	}
 	// One more length is refused as a whole, and what was there goes on.
-	err := h.ReplaceZones(append(zones, strings.Repeat("y", zoneLengthsMax+1)), defaultBackends())
+	err := h.ReplaceZones(append(zones, strings.Repeat("y", zoneShapesMax+1)), defaultBackends(), nil)
 	if !errors.Is(err, ErrBadZone) {
 		t.Errorf("ReplaceZones returned %v, want ErrBadZone", err)
 	}
@@ -199,11 +221,11 @@ func TestReplaceZonesGenerations(t *testing.T) {
 		zone := fmt.Sprintf("round%d.test", round)
 		f.backend = netip.AddrPortFrom(netip.AddrFrom4([4]byte{172, 20, 2, byte(round)}), 53)
 		h.replaceZones(t, []string{zone, testZone}, Backend{Address: f.backend, NATAddress: nat4, Ifindex: loIfindex})
-		if h.group != before+1 {
+		if h.group != before+2 {
 			t.Errorf("generation %d follows %d", h.group, before)
 		}
-		if groups := h.backendGroups(t); len(groups) != 1 || groups[h.group] != 1 {
-			t.Errorf("groups %v, want one endpoint in %d", groups, h.group)
+		if groups := h.backendGroups(t); len(groups) != 1 || groups[h.group-1] != 1 {
+			t.Errorf("groups %v, want one endpoint in %d", groups, h.group-1)
 		}
 		h.forget(t, h.steer(t, FromHost, f, f.query(query(t, zone))))
 		h.forget(t, h.steer(t, FromHost, f, f.query(query(t, testZone))))
@@ -211,8 +233,8 @@ func TestReplaceZonesGenerations(t *testing.T) {
 			h.expect(t, FromHost, f.query(query(t, fmt.Sprintf("round%d.test", round-1))), "passed_external")
 		}
 	}
-	if newest, err := newestGroup(h.objects.DnsBackends); err != nil || newest != h.group {
-		t.Errorf("newestGroup returned %d, %v; want %d", newest, err, h.group)
+	if newest, err := newestGroup(h.objects.DnsBackends); err != nil || newest != h.group-1 {
+		t.Errorf("newestGroup returned %d, %v; want %d", newest, err, h.group-1)
 	}
 }
 
@@ -224,13 +246,13 @@ func TestReplaceZonesFailure(t *testing.T) {
 		address := netip.AddrFrom4([4]byte{10, 0, byte(i >> 8), byte(i)})
 		tooMany = append(tooMany, Backend{Address: netip.AddrPortFrom(address, 53), NATAddress: nat4, Ifindex: loIfindex})
 	}
-	group := h.group
+	group := h.group - 1
 	for name, replace := range map[string]func() error{
-		"bad zone": func() error { return h.ReplaceZones([]string{"good.test", "b..d"}, defaultBackends()) },
+		"bad zone": func() error { return h.ReplaceZones([]string{"good.test", "b..d"}, defaultBackends(), nil) },
 		"other family": func() error {
-			return h.ReplaceZones([]string{"good.test"}, append(defaultBackends(), Backend{Address: backend4, NATAddress: nat6}))
+			return h.ReplaceZones([]string{"good.test"}, append(defaultBackends(), Backend{Address: backend4, NATAddress: nat6}), nil)
 		},
-		"too many endpoints": func() error { return h.ReplaceZones([]string{"good.test"}, tooMany) },
+		"too many endpoints": func() error { return h.ReplaceZones([]string{"good.test"}, tooMany, nil) },
 	} {
 		t.Run(name, func(t *testing.T) {
 			if err := replace(); err == nil {
@@ -296,6 +318,7 @@ func TestEvenChoice(t *testing.T) {
 				t.Fatal(err)
 			}
 			counts[datagram.Destination.Addr()]++
+			h.free(t, datagram.Source.Port())
 		}
 		if len(counts) != len(backends) {
 			t.Errorf("%s: sent to %v", f.name, counts)

@@ -28,8 +28,9 @@ const (
 )
 
 // drainWindow is how long UDP sockets are read on after Shutdown: queries that
-// the kernel has queued already are answered.
-const drainWindow = 10 * time.Millisecond
+// the kernel has queued already are answered, and those of programs that have
+// read a resolver configuration with our address just before it was restored.
+const drainWindow = 100 * time.Millisecond
 
 // Options configure a Server. All but Listen may be zero.
 type Options struct {

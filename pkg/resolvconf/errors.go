@@ -51,11 +51,11 @@ func explain(doing string, err error) error {
 	var remedy string
 	switch {
 	case errors.Is(err, syscall.EROFS):
-		cause, remedy = ErrReadOnly, "remount it read-write, or use --resolver transparent or none"
+		cause, remedy = ErrReadOnly, "remount it read-write, or use --resolver none"
 	case errors.Is(err, syscall.ENOSPC), errors.Is(err, syscall.EDQUOT):
 		cause, remedy = ErrNoSpace, "free disk space or inodes (df, df -i) and try again"
 	case errors.Is(err, syscall.EBUSY):
-		cause, remedy = ErrBindMount, "unmount it, or use --resolver transparent or none"
+		cause, remedy = ErrBindMount, "unmount it, or use --resolver none"
 	case errors.Is(err, syscall.EPERM):
 		// EPERM is what a set attribute gives, and what a security module does.
 		cause, remedy = ErrPermission, "see lsattr for an immutable attribute and the audit log for a security module"

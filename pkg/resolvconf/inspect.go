@@ -252,7 +252,7 @@ func (m *Manager) refusals(s survey, mount string, tooLarge bool) []error {
 	case s.cur.Type == TypeOther:
 		add(ErrNotFile, "it is %v: move it away", s.cur.info.Mode.Type())
 	case s.cur.info.MountRoot:
-		add(ErrBindMount, "%s is mounted over the file: unmount it, or use --resolver transparent or none", mount)
+		add(ErrBindMount, "%s is mounted over the file: unmount it, or use --resolver none", mount)
 	case tooLarge:
 		add(ErrTooLarge, "more than %d bytes: make it smaller", MaxSize)
 	}

@@ -49,7 +49,11 @@ func (m *Manager) Restore() (Outcome, error) {
 	if err != nil {
 		return out, err
 	}
-	m.log.Debug("resolver file", zap.String("path", m.path), zap.String("result", string(out.Result)),
+	level := zap.InfoLevel
+	if out.Result == NothingToDo {
+		level = zap.DebugLevel
+	}
+	m.log.Log(level, "resolver file", zap.String("path", m.path), zap.String("result", string(out.Result)),
 		zap.String("detail", out.Detail))
 	return out, nil
 }

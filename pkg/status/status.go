@@ -35,11 +35,11 @@ type Report struct {
 
 // Resolver is the state of resolv.conf.
 type Resolver struct {
-	State     string   `json:"state" yaml:"state"` // original, ours, foreign, missing
+	State     string   `json:"state" yaml:"state"` // original, ours, foreign, missing, unknown
 	File      string   `json:"file" yaml:"file"`
-	Owner     string   `json:"owner,omitempty" yaml:"owner,omitempty"` // whose the file was before
+	Owner     string   `json:"owner" yaml:"owner"` // whose the file was before
 	Upstreams []string `json:"upstreams" yaml:"upstreams"`
-	Search    []string `json:"search,omitempty" yaml:"search,omitempty"`
+	Search    []string `json:"search" yaml:"search"`
 }
 
 // Datapath is what is in the kernel.
@@ -117,6 +117,14 @@ func ParseFormat(name string) (Format, error) {
 
 // Write writes the report.
 func (r Report) Write(w io.Writer, format Format) error {
+	r.Resolver.Upstreams = orEmpty(r.Resolver.Upstreams)
+	r.Datapath.Programs = orEmpty(r.Datapath.Programs)
+	r.Zones = orEmpty(r.Zones)
+	r.Endpoints = orEmpty(r.Endpoints)
+	r.Forwarder.Listen = orEmpty(r.Forwarder.Listen)
+	if r.Counters == nil {
+		r.Counters = map[string]Counters{}
+	}
 	switch format {
 	case JSON:
 		encoder := json.NewEncoder(w)
@@ -131,6 +139,14 @@ func (r Report) Write(w io.Writer, format Format) error {
 		return encoder.Close()
 	}
 	return r.writeTable(w)
+}
+
+// orEmpty makes a list of nothing an empty one: JSON has null for a nil one, which no script expects.
+func orEmpty[T any](list []T) []T {
+	if list == nil {
+		return []T{}
+	}
+	return list
 }
 
 // scopeOrder is the order of scopes in the table; a map has none.

@@ -154,7 +154,7 @@ var lies = []struct {
 		m := answer(q, wrongAnswer)
 		m.Question[0].Qclass = dns.ClassCHAOS
 		l.send(l.conn, m, asker)
-	}, "reply_question"},
+	}, "reply_malformed"},
 	{"a query in place of a reply", func(l *liar, q *dns.Msg, asker netip.AddrPort) {
 		m := answer(q, wrongAnswer)
 		m.Response = false
@@ -162,7 +162,7 @@ var lies = []struct {
 	}, "reply_malformed"},
 	{"cut short", func(l *liar, _ *dns.Msg, asker netip.AddrPort) {
 		_, _ = l.conn.WriteToUDPAddrPort([]byte("short"), asker)
-	}, "reply_malformed"},
+	}, ""},
 	{"wrong port", func(l *liar, q *dns.Msg, asker netip.AddrPort) { l.send(l.other, answer(q, wrongAnswer), asker) }, ""},
 	{"wrong address", func(l *liar, q *dns.Msg, asker netip.AddrPort) { l.send(l.app, answer(q, wrongAnswer), asker) }, ""},
 	{"to nobody", func(l *liar, q *dns.Msg, asker netip.AddrPort) {
@@ -175,6 +175,7 @@ var lies = []struct {
 // TestForgedReplies: whatever an endpoint or its neighbour sends, an asker gets the answer to what it asked, once, and
 // from the address that it asked.
 func TestForgedReplies(t *testing.T) {
+	t.Parallel() // it waits more than it works
 	h := raise(t, lab.Options{})
 	l := newLiar(t, h)
 	h.attach([]string{"--dns-endpoint", lab.CoreDNS0v4})
@@ -200,7 +201,9 @@ func TestForgedReplies(t *testing.T) {
 				before := h.healthy()
 				h.onlyRight(from.node, from.server)
 				after := h.healthy()
-				moved := func(reason string) uint64 { return after.Reasons[from.scope][reason] - before.Reasons[from.scope][reason] }
+				moved := func(reason string) uint64 {
+					return after.Reasons[from.scope][reason] - before.Reasons[from.scope][reason]
+				}
 				// Each of two queries, see onlyRight.
 				if moved("replied") != 2 || moved("steered") != 2 {
 					t.Errorf("steered %d and replied %d, want 2", moved("steered"), moved("replied"))

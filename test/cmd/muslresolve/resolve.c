@@ -22,7 +22,7 @@ static int addresses(int family, const char *name)
 	}
 	for (a = list; a; a = a->ai_next) {
 		const void *addr = family == AF_INET ? (const void *)&((struct sockaddr_in *)a->ai_addr)->sin_addr
-						     : (const void *)&((struct sockaddr_in6 *)a->ai_addr)->sin6_addr;
+		                                     : (const void *)&((struct sockaddr_in6 *)a->ai_addr)->sin6_addr;
 
 		puts(inet_ntop(family, addr, text, sizeof(text)));
 	}
