@@ -67,8 +67,11 @@ static __always_inline int handle_query(struct __sk_buff *skb, bool local)
 	if (!listener || !scratch || !config)
 		return PASS;
 
-	/* Here too: the guard may be missing, or on another interface than a pod's query for this address comes in on. */
-	if (!local && listener->scope == DNS_SCOPE_KUBESWITCH && !is_allowed(&pkt.src)) {
+	/*
+	 * Here too: the guard may be missing, or on another interface than a pod's query for this address comes in on. A
+	 * packet whose port can't be read may be for another service.
+	 */
+	if (!local && pkt.has_ports && listener->scope == DNS_SCOPE_KUBESWITCH && !is_allowed(&pkt.src)) {
 		count(listener->scope, DNS_REASON_refused_source);
 		return TC_ACT_SHOT;
 	}

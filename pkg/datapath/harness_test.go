@@ -250,6 +250,8 @@ func (h *harness) expectIn(tb testing.TB, program Program, frame []byte, scope S
 	switch reason {
 	case notOurs:
 		want = nil
+	case "refused_source":
+		wantVerdict = "shot"
 	case "steered":
 		wantVerdict = "redirect"
 	case "replied":

@@ -257,11 +257,19 @@ func TestScopes(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	if err := h.ReplaceAllowed([]netip.Prefix{netip.MustParsePrefix("172.19.1.0/24")}); err != nil {
+		t.Fatal(err)
+	}
 	worker := families[0]
 	worker.client, worker.listener = netip.MustParseAddrPort("172.19.1.100:53"), kubeSwitch
 	frame := worker.query(query(t, inZone))
 	h.forget(t, h.steerIn(t, FromClient, worker, frame, ScopeKubeSwitch, loIfindex))
 	h.expectIn(t, FromClient, worker.query(query(t, "example.com")), ScopeKubeSwitch, "passed_external", nil)
+	// Who may not ask is refused here too, but what this host's own programs ask never is.
+	stranger := worker
+	stranger.client = netip.MustParseAddrPort("172.19.2.100:53")
+	h.expectIn(t, FromClient, stranger.query(query(t, inZone)), ScopeKubeSwitch, "refused_source", nil)
+	h.expectIn(t, FromHost, stranger.query(query(t, "example.com")), ScopeKubeSwitch, "passed_external", nil)
 	h.forget(t, h.steerIn(t, FromClient, families[1], families[1].query(query(t, inZone)), ScopePod, loIfindex))
 
 	// An address that is no longer a listener's is left alone.

@@ -397,6 +397,9 @@ func TestReplyScope(t *testing.T) {
 	if err := h.ReplaceListeners([]Listener{{Address: kubeSwitch, Scope: ScopeKubeSwitch}}); err != nil {
 		t.Fatal(err)
 	}
+	if err := h.ReplaceAllowed([]netip.Prefix{netip.MustParsePrefix("172.19.1.0/24")}); err != nil {
+		t.Fatal(err)
+	}
 	f := families[0]
 	f.client, f.listener = netip.MustParseAddrPort("172.19.1.100:33333"), kubeSwitch
 	q := h.steerIn(t, FromClient, f, f.query(query(t, inZone)), ScopeKubeSwitch, loIfindex)
