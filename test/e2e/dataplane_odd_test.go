@@ -18,13 +18,20 @@ func TestFragmentedQuery(t *testing.T) {
 	h := raise(t, lab.Options{})
 	h.straySubnet()
 	h.attach()
-	sh(t, h.Worker(), "ip link set eth0 mtu 200")
+	sh(t, h.Worker(), "ip route add "+lab.KubeSwitch4+"/32 dev eth0 mtu lock 200")
 	long := plain(lab.Backend, dns.TypeA, edns(1232, &dns.EDNS0_PADDING{Padding: make([]byte, 350)}))
 	fragments := h.fragments()
 	before := h.dataplane()
 	raw, err := askAs(h.Worker(), lab.Worker4, switchDNS, long, patience)
 	if err := errors.Join(err, isAddress(raw, lab.Backend4)); err != nil {
 		t.Errorf("in three fragments: %v", err)
+	}
+	h.echo(lab.KubeSwitch4 + ":9999")
+	for _, local := range []string{lab.Worker4, strayed} {
+		raw, err := askAs(h.Worker(), local, netip.MustParseAddrPort(lab.KubeSwitch4+":9999"), long, patience)
+		if err != nil || len(raw) != len(long) {
+			t.Errorf("in fragments to another service from %s: %d bytes, %v", local, len(raw), err)
+		}
 	}
 	if h.fragments() == fragments {
 		t.Error("the query was not fragmented: this shows nothing")
