@@ -409,3 +409,34 @@ func TestEvenChoice(t *testing.T) {
 		t.Errorf("%v is not even: chi-square %.1f", counts, chi)
 	}
 }
+
+// TestEndpointsOfOneAddress are told apart by their ports, in health too.
+func TestEndpointsOfOneAddress(t *testing.T) {
+	h := raise(t, lab.Options{})
+	one := respond(t, h.Pod("app"), lab.App4+":5353", "172.21.0.87")
+	two := respond(t, h.Pod("app"), lab.App4+":5354", "172.21.0.87")
+	h.attach(endpoint(lab.App4+":5353", lab.App4+":5354"), ranges)
+	two.setMute(true)
+	l := startLoad(t, h.Host(), hostDNS, lab.Backend, "172.21.0.87", 2*time.Millisecond)
+	h.judged(lab.App4+":5354", false)
+	if _, _, healthy := h.dataplane().endpoint(lab.App4 + ":5353"); !healthy {
+		t.Error("the other port is taken for dead too")
+	}
+	l.more(t, 50)
+	first, base := len(one.sees()), len(two.sees())
+	l.more(t, 100)
+	if n := len(two.sees()) - base; n > 0 {
+		t.Errorf("the dead one has got %d queries", n)
+	}
+	if n := len(one.sees()) - first; n < 100 {
+		t.Errorf("the living one has got %d queries", n)
+	}
+	two.setMute(false)
+	h.judged(lab.App4+":5354", true)
+	base = len(two.sees())
+	l.more(t, 100)
+	if n := len(two.sees()) - base; n < 10 {
+		t.Errorf("back, and %d of 100 queries", n)
+	}
+	l.finish()
+}
