@@ -68,8 +68,8 @@ static __always_inline int handle_query(struct __sk_buff *skb, bool local)
 		return PASS;
 
 	/*
-	 * Here too: the guard may be missing, or on another interface than a pod's query for this address comes in on. A
-	 * packet whose port can't be read may be for another service.
+	 * Here too: the guard may be missing, or on another interface than a pod's query for this address comes in on.
+	 * A packet whose port can't be read may be for another service.
 	 */
 	if (!local && pkt.has_ports && listener->scope == DNS_SCOPE_KUBESWITCH && !is_allowed(&pkt.src)) {
 		count(listener->scope, DNS_REASON_refused_source);
