@@ -208,7 +208,7 @@ func TestLoadErrorsNameKey(t *testing.T) {
 		"upstreams", "dnsEndpoints", "podCIDRs", "serviceCIDRs", "kubeswitchAddress", "wait", "bpf", "logLevel", "zones",
 	} {
 		text := "topology: native-linux\n" + key + ":\n  -\n    - {}\nrunDir: /run\n"
-		if _, err := Load(writeFile(t, text), true); err == nil || !strings.Contains(err.Error(), ": "+key+": ") {
+		if _, err := Load(writeFile(t, text), true); err == nil || !strings.Contains(err.Error(), "key "+key+": ") {
 			t.Errorf("error does not name the key %s: %v", key, err)
 		}
 	}

@@ -49,15 +49,24 @@ func (r *response) rank() int {
 
 const rankFinal = 4
 
+// deadShare is the part of Options.Timeout that is spent on servers of which
+// none has answered lately: a client is better off with an early SERVFAIL.
+const deadShare = 4
+
 // exchange asks the servers of g, in order, and returns the best reply. It
 // turns to the next server when one fails or says that it failed; when one is
 // silent for longer than its wait, the next is asked as well and the first
 // good reply wins. So a dead server costs its wait, not a timeout.
 func (s *Server) exchange(ctx context.Context, g *group, out *outgoing) (*response, error) {
-	ctx, cancel := context.WithTimeout(ctx, s.opts.Timeout)
+	order, alive := g.order(time.Now(), s.probe)
+	timeout := s.opts.Timeout
+	if !alive {
+		timeout /= deadShare
+	}
+	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel() // ends the tries that lost
 
-	r := &race{s: s, out: out, order: g.order(time.Now(), s.probe)}
+	r := &race{s: s, out: out, order: order}
 	r.sent = make([]time.Time, len(r.order))
 	r.errs = make([]error, len(r.order))
 	r.results = make(chan result, rounds*len(r.order)) // no try ever blocks on it

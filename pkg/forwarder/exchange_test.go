@@ -219,6 +219,26 @@ func TestSilentFirstUpstream(t *testing.T) {
 	}
 }
 
+// TestAllUpstreamsDead: with a bound of 24 s, an answer within the 20 s that a
+// test's client waits shows that dead servers get a part of it only.
+func TestAllUpstreamsDead(t *testing.T) {
+	t.Parallel()
+	dead := newPeer(t, silent)
+	s := startTuned(t, external(dead), hasty, func(o *Options) { o.Timeout = 24 * time.Second })
+	table := s.routes.Load()
+	for range s.policy.strikes {
+		for _, u := range table.upstreams.servers {
+			s.strike(u, time.Now(), errTimeout)
+		}
+	}
+	if _, alive := table.upstreams.order(time.Now(), func(*upstream) {}); alive {
+		t.Fatal("the server is not put aside")
+	}
+	if reply := ask(t, s, "www.example.org."); reply.Rcode != dns.RcodeServerFailure {
+		t.Errorf("answer %s, want SERVFAIL", dns.RcodeToString[reply.Rcode])
+	}
+}
+
 // TestSlowUpstreamStillWins: an answer that comes after the next server was
 // asked is as good as any.
 func TestSlowUpstreamStillWins(t *testing.T) {

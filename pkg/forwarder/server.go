@@ -49,7 +49,8 @@ type Options struct {
 
 	// Timeout bounds a whole exchange with all servers that are tried. A
 	// twentieth of it is what a dead first server costs a query at most, a
-	// fifth if it has just answered before. 0 means DefaultTimeout.
+	// fifth if it has just answered before; while all of them are dead, it is
+	// cut to a quarter. 0 means DefaultTimeout.
 	Timeout time.Duration
 
 	// Logger gets a line per query at debug level only. Nil logs nothing.

@@ -127,14 +127,14 @@ func (u *upstream) wait() time.Duration {
 
 // order returns the group's servers in the order in which to ask them: those
 // put aside last, but never left out. Servers that are due for a probe are
-// given to the probe function.
-func (g *group) order(now time.Time, probe func(*upstream)) []*upstream {
+// given to the probe function. alive is false if all are put aside.
+func (g *group) order(now time.Time, probe func(*upstream)) (order []*upstream, alive bool) {
 	n := len(g.servers)
 	first := 0
 	if g.spread && n > 1 {
 		first = int(g.turn.Add(1) % uint32(n))
 	}
-	order := make([]*upstream, 0, n)
+	order = make([]*upstream, 0, n)
 	var aside []*upstream
 	for i := range n {
 		u := g.servers[(first+i)%n]
@@ -148,5 +148,5 @@ func (g *group) order(now time.Time, probe func(*upstream)) []*upstream {
 			aside = append(aside, u)
 		}
 	}
-	return append(order, aside...)
+	return append(order, aside...), len(order) > 0
 }

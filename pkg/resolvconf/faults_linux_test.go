@@ -71,6 +71,7 @@ var operations = []operation{
 // (but if it was missing before); an error that was reported left nothing
 // behind; and a new process restores all.
 func TestFaults(t *testing.T) {
+	exhaustive(t)
 	root(t)
 	points, kills := 0, 0
 	for _, oc := range faultOriginals() {
@@ -220,6 +221,7 @@ func newFastHost(t testing.TB) host {
 
 // TestKillAtSteps walks the named steps and checks that each is there.
 func TestKillAtSteps(t *testing.T) {
+	exhaustive(t)
 	root(t)
 	want := map[string][]string{
 		"takeover": {"A1", "A4", "A6", "A7", "A8"},
@@ -268,6 +270,7 @@ func TestKillAtSteps(t *testing.T) {
 // not synced yet, and restores from the copy. Inodes and dates of creation are
 // other ones there, as after a restore of a backup.
 func TestPowerLoss(t *testing.T) {
+	exhaustive(t)
 	root(t)
 	points := 0
 	for _, oc := range faultOriginals() {

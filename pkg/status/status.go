@@ -118,6 +118,7 @@ func ParseFormat(name string) (Format, error) {
 // Write writes the report.
 func (r Report) Write(w io.Writer, format Format) error {
 	r.Resolver.Upstreams = orEmpty(r.Resolver.Upstreams)
+	r.Resolver.Search = orEmpty(r.Resolver.Search)
 	r.Datapath.Programs = orEmpty(r.Datapath.Programs)
 	r.Zones = orEmpty(r.Zones)
 	r.Endpoints = orEmpty(r.Endpoints)

@@ -166,7 +166,7 @@ type report struct {
 // packets is how many packets of queries the kernel has judged in a scope.
 func (r report) packets(scope string) (sum uint64) {
 	for reason, n := range r.Reasons[scope] {
-		if reason == "steered" || strings.HasPrefix(reason, "passed_") || strings.HasPrefix(reason, "error_") {
+		if reason == "steered" || strings.HasPrefix(reason, "passed_") || strings.HasPrefix(reason, "refused_") || strings.HasPrefix(reason, "error_") {
 			sum += n
 		}
 	}
