@@ -81,6 +81,18 @@ struct {
 	__uint(pinning, LIBBPF_PIN_BY_NAME);
 } dns_flows SEC(".maps");
 
+/*
+ * Whose turn it is, by client and question: a query that is asked again goes to the next endpoint. Two questions may
+ * share an element and then take turns together; a lost update makes an endpoint have two turns. Not pinned: worth
+ * nothing later.
+ */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, DNS_TURNS);
+	__type(key, __u32);
+	__type(value, __u32);
+} dns_turns SEC(".maps");
+
 /* Scope -> counters. Written by the kernel programs. */
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);

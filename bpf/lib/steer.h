@@ -31,15 +31,22 @@ struct dns_rewrite {
 	__u8 local; /* 1: to the ingress of ifindex, 0: out of it */
 };
 
-static __always_inline struct dns_backend *pick_backend(const struct dns_scratch *scratch, bool v6)
+/*
+ * The endpoint whose turn it is. The first one is drawn by a hash over client and question, so that all endpoints get
+ * as many; the port is left out, since a client may ask again from another one.
+ */
+static __always_inline struct dns_backend *pick_backend(const struct dns_scratch *scratch, const struct dns_pkt *pkt)
 {
-	__u32 count = v6 ? scratch->backends6 : scratch->backends4;
+	__u32 count = pkt->v6 ? scratch->backends6 : scratch->backends4;
 	struct dns_backend_key key = { .group = scratch->group };
+	__u64 hash = hash_word(hash_word(scratch->question_hash, pkt->src.halves[0]), pkt->src.halves[1]);
+	__u32 element = hash & (DNS_TURNS - 1);
+	__u32 *turn = bpf_map_lookup_elem(&dns_turns, &element);
 
-	if (count == 0)
+	if (count == 0 || !turn)
 		return NULL;
-	key.index = (bpf_get_prandom_u32() >> 16) * count >> 16;
-	if (v6)
+	key.index = ((__u32)(hash >> 32) / 2 + (*turn)++ % count) % count;
+	if (pkt->v6)
 		key.index |= DNS_BACKEND_V6;
 	return bpf_map_lookup_elem(&dns_backends, &key);
 }
@@ -84,7 +91,7 @@ static __always_inline enum dns_reason decide_query(const struct dns_pkt *pkt, c
                                                     const struct dns_config *config, enum dns_scope scope,
                                                     __u32 ifindex, bool local, struct dns_rewrite *to)
 {
-	struct dns_backend *backend = pick_backend(scratch, pkt->v6);
+	struct dns_backend *backend = pick_backend(scratch, pkt);
 	struct dns_flow *flow;
 	__u16 nat_port;
 

@@ -105,6 +105,8 @@ struct dns_backend {
 };
 _Static_assert(sizeof(struct dns_backend) == 40, "layout is shared with user space");
 
+#define DNS_TURNS 4096 /* elements of dns_turns, a power of two */
+
 /* NAT ports of dns_config, at the most: each has a slot in dns_flows. More would no longer fit a core's cache. */
 #define DNS_NAT_PORTS_MAX 16384
 

@@ -159,6 +159,7 @@ const (
 	dnsbpfMapDnsReplyVia     = "dns_reply_via"
 	dnsbpfMapDnsScratch      = "dns_scratch"
 	dnsbpfMapDnsStats        = "dns_stats"
+	dnsbpfMapDnsTurns        = "dns_turns"
 	dnsbpfMapDnsZones        = "dns_zones"
 	dnsbpfProgDnsFromBackend = "dns_from_backend"
 	dnsbpfProgDnsFromClient  = "dns_from_client"
@@ -229,6 +230,7 @@ type dnsbpfMapSpecs struct {
 	DnsReplyVia  *ebpf.MapSpec `ebpf:"dns_reply_via"`
 	DnsScratch   *ebpf.MapSpec `ebpf:"dns_scratch"`
 	DnsStats     *ebpf.MapSpec `ebpf:"dns_stats"`
+	DnsTurns     *ebpf.MapSpec `ebpf:"dns_turns"`
 	DnsZones     *ebpf.MapSpec `ebpf:"dns_zones"`
 }
 
@@ -269,6 +271,7 @@ type dnsbpfMaps struct {
 	DnsReplyVia  *ebpf.Map `ebpf:"dns_reply_via"`
 	DnsScratch   *ebpf.Map `ebpf:"dns_scratch"`
 	DnsStats     *ebpf.Map `ebpf:"dns_stats"`
+	DnsTurns     *ebpf.Map `ebpf:"dns_turns"`
 	DnsZones     *ebpf.Map `ebpf:"dns_zones"`
 }
 
@@ -282,6 +285,7 @@ func (m *dnsbpfMaps) Close() error {
 		m.DnsReplyVia,
 		m.DnsScratch,
 		m.DnsStats,
+		m.DnsTurns,
 		m.DnsZones,
 	)
 }
