@@ -26,13 +26,43 @@ func (d *Datapath) InFlight() (count int, err error) {
 
 // Waiting returns the endpoints from which a steered query has waited for its reply for longer than a time.
 func (d *Datapath) Waiting(longer time.Duration) (map[netip.AddrPort]bool, error) {
+	unanswered, err := d.unanswered()
+	if err != nil {
+		return nil, err
+	}
+	d.flowsMu.Lock()
+	idle := d.quiet && unanswered == d.unansweredThen
+	d.flowsMu.Unlock()
+	if idle {
+		// As many replies as queries since none was in flight: there is no need to look at each slot.
+		return nil, nil
+	}
 	waiting := make(map[netip.AddrPort]bool)
-	err := d.walkFlows(func(flow dnsbpfDnsFlow, age time.Duration) {
+	inFlight := 0
+	err = d.walkFlows(func(flow dnsbpfDnsFlow, age time.Duration) {
+		inFlight++
 		if age > longer {
 			waiting[netip.AddrPortFrom(netip.AddrFrom16(flow.Endpoint).Unmap(), flow.EndpointPort)] = true
 		}
 	})
+	d.flowsMu.Lock()
+	d.quiet, d.unansweredThen = err == nil && inFlight == 0, unanswered
+	d.flowsMu.Unlock()
 	return waiting, err
+}
+
+// unanswered counts the queries that were steered and never got a reply, those in flight among them.
+func (d *Datapath) unanswered() (count uint64, err error) {
+	for scope := range scopeMax {
+		var cpus []dnsbpfDnsCounters
+		if err := d.objects.DnsStats.Lookup(uint32(scope), &cpus); err != nil {
+			return 0, fmt.Errorf("read map dns_stats: %w", err)
+		}
+		for _, cpu := range cpus {
+			count += cpu.Steered + cpu.SteeredFallback - cpu.Replied
+		}
+	}
+	return count, nil
 }
 
 // walkFlows visits the queries in flight with their age. Those whose reply would be too late are in flight no more.
