@@ -59,6 +59,7 @@ func newNode(t *testing.T, bridge string, addresses ...string) *node {
 	port.Name, port.MasterIndex = "v"+bridge, master.Attrs().Index
 	cable := &netlink.Veth{LinkAttrs: port, PeerName: "eth0", PeerNamespace: netlink.NsFd(n.handle)}
 	check(t, "make a veth pair", netlink.LinkAdd(cable))
+	removeAfterwards(t, cable)
 	check(t, "set up", netlink.LinkSetUp(cable))
 	n.do(t, func() {
 		eth0, err := netlink.LinkByName("eth0")
@@ -78,10 +79,17 @@ func addBridge(t *testing.T, name string, addresses ...string) {
 	attributes.Name = name
 	bridge := &netlink.Bridge{LinkAttrs: attributes}
 	check(t, "make a bridge", netlink.LinkAdd(bridge))
+	removeAfterwards(t, bridge)
 	for _, text := range addresses {
 		addAddress(t, bridge, text)
 	}
 	check(t, "set up", netlink.LinkSetUp(bridge))
+}
+
+// removeAfterwards makes room for another run of the test in this process.
+func removeAfterwards(t *testing.T, device netlink.Link) {
+	t.Helper()
+	t.Cleanup(func() { check(t, "remove "+device.Attrs().Name, netlink.LinkDel(device)) })
 }
 
 // addAddress adds an address that can be used at once: without the search for a duplicate that IPv6 begins with.
