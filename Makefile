@@ -18,7 +18,7 @@ C_FILES  = $(wildcard bpf/*.c bpf/*.h bpf/lib/*.h test/cmd/*/*.c)
 say = @printf '\n==> %s\n' '$(1)'
 
 .DEFAULT_GOAL := help
-.PHONY: help build generate helpers test test-unit test-e2e demo bench lint fmt check-headers verify-generate fuzz clean
+.PHONY: help build generate helpers test test-unit test-e2e test-kernel demo bench lint fmt check-headers verify-generate fuzz clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z][a-z-]*:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -64,6 +64,11 @@ test-unit: ## run the tests of the product's packages
 test-e2e: helpers ## run the tests in the lab: namespaces, a real CoreDNS, a real unbound
 	$(call say,end-to-end tests)
 	cd test && $(SUDO) env K2S_LAB_REQUIRED=1 go test -race -count=1 ./...
+
+test-kernel: ## run the tests that need the kernel on Debian's 6.1, in a virtual machine without KVM
+	@scripts/bootstrap kernel
+	@$(MAKE) --no-print-directory build
+	scripts/test-kernel
 
 demo: ## show it at work in the lab: attach, resolve, look inside, detach
 	@scripts/bootstrap demo

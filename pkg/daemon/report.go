@@ -72,7 +72,7 @@ func (d *Daemon) report() status.Report {
 		report.Problems = append(report.Problems, "no endpoint answers: check that CoreDNS runs and that this host reaches it")
 	}
 	fillResolver(&report, d.resolver, d.config)
-	fillDatapath(&report, d.config)
+	fillDatapath(&report, d.config, d.journal)
 	report.Healthy = len(report.Problems) == 0
 	return report
 }
@@ -100,8 +100,8 @@ func fillResolver(report *status.Report, manager *resolvconf.Manager, c config.C
 	}
 }
 
-// fillDatapath adds what is pinned, which is so with or without a daemon.
-func fillDatapath(report *status.Report, c config.Config) {
+// fillDatapath adds what is pinned or attached as a filter, which is so with or without a daemon.
+func fillDatapath(report *status.Report, c config.Config, journal *state.Journal) {
 	if !c.BPF {
 		return
 	}
@@ -114,7 +114,8 @@ func fillDatapath(report *status.Report, c config.Config) {
 		report.Problems = append(report.Problems, err.Error())
 		return
 	}
-	if len(programs) == 0 {
+	fillFilters(report, journal)
+	if len(programs)+len(report.Datapath.Programs) == 0 {
 		return
 	}
 	report.Datapath.Pinned = c.BPFFS
@@ -151,6 +152,39 @@ func fillDatapath(report *status.Report, c config.Config) {
 		if len(reasons) > 0 {
 			report.Reasons[scope.String()] = reasons
 		}
+	}
+}
+
+// fillFilters adds the programs that the journal says are attached as filters, as the kernel has them.
+func fillFilters(report *status.Report, journal *state.Journal) {
+	for _, change := range journal.Changes() {
+		if change.Kind != changeFilter {
+			continue
+		}
+		var data filterChange
+		if err := json.Unmarshal(change.Data, &data); err != nil {
+			report.Problems = append(report.Problems, fmt.Sprintf("journal: filter %s: %v", change.Name, err))
+			continue
+		}
+		id, ifname, err := netdev.FilterProgram(data.Filter)
+		switch {
+		case err != nil:
+			report.Problems = append(report.Problems, err.Error())
+			continue
+		case ifname == "":
+			report.Problems = append(report.Problems, change.Name+" is no longer attached: the interface is gone")
+			continue
+		case id == 0:
+			report.Problems = append(report.Problems, change.Name+" is no longer attached: somebody removed the filter: run k2s-dnsbpf detach and attach again")
+			continue
+		}
+		hook := "clsact/ingress"
+		if data.Filter.Egress {
+			hook = "clsact/egress"
+		}
+		report.Datapath.Programs = append(report.Datapath.Programs, status.Program{
+			Name: data.Filter.Name, Attach: hook, Interface: ifname, KernelID: id,
+		})
 	}
 }
 
@@ -203,7 +237,7 @@ func Status(ctx context.Context, c config.Config) (status.Report, error) {
 		report.Problems = append(report.Problems, problem)
 	}
 	fillResolver(&report, manager, c)
-	fillDatapath(&report, c)
+	fillDatapath(&report, c, journal)
 	slices.Sort(report.Problems)
 	return report, nil
 }

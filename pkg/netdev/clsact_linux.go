@@ -82,6 +82,31 @@ func (f Filter) netlink() *netlink.BpfFilter {
 	}
 }
 
+// FilterProgram returns the kernel's ID of the program that a filter runs and the name of its interface: no ID if the
+// filter is gone, no name if the interface is.
+func FilterProgram(f Filter) (id uint32, ifname string, err error) {
+	device, err := netlink.LinkByIndex(f.Ifindex)
+	if errors.As(err, &netlink.LinkNotFoundError{}) {
+		return 0, "", nil
+	}
+	if err != nil {
+		return 0, "", fmt.Errorf("look up interface %d: %w", f.Ifindex, err)
+	}
+	ifname = device.Attrs().Name
+	filters, err := retryInterrupted(func() ([]netlink.Filter, error) { return netlink.FilterList(device, f.parent()) })
+	if err != nil && !isGone(err) {
+		return 0, ifname, fmt.Errorf("list filters of interface %s: %w", ifname, err)
+	}
+	wanted := f.netlink()
+	for _, filter := range filters {
+		found, ok := filter.(*netlink.BpfFilter)
+		if ok && found.Handle == wanted.Handle && found.Priority == wanted.Priority && found.Name == wanted.Name {
+			return uint32(found.Id), ifname, nil
+		}
+	}
+	return 0, ifname, nil
+}
+
 // DetachFilter removes a filter. One that is not there, or whose interface is gone, is no error.
 func DetachFilter(f Filter) error {
 	err := netlink.FilterDel(f.netlink())

@@ -245,6 +245,15 @@ func wantFilters(t *testing.T, f Filter, want int) {
 	}
 }
 
+// wantProgram looks for the filter itself: whether it runs a program, and the name of its interface.
+func wantProgram(t *testing.T, f Filter, want bool, wantName string) {
+	t.Helper()
+	id, name, err := FilterProgram(f)
+	if err != nil || (id != 0) != want || name != wantName {
+		t.Errorf("FilterProgram(%+v) = %d, %q, %v; want an ID %v, %q", f, id, name, err, want, wantName)
+	}
+}
+
 func wantClsact(t *testing.T, ifindex int, want bool) {
 	t.Helper()
 	if got, err := HasClsact(ifindex); err != nil || got != want {
@@ -260,6 +269,7 @@ func TestClsact(t *testing.T) {
 	egress := Filter{Ifindex: index, Egress: true, Name: "egress"}
 
 	wantClsact(t, index, false)
+	wantProgram(t, first, false, "eth0")
 	for range 2 { // a filter that is there is replaced
 		for _, filter := range []Filter{first, second, egress} {
 			if err := AttachFilter(filter, program); err != nil {
@@ -269,6 +279,10 @@ func TestClsact(t *testing.T) {
 		wantClsact(t, index, true)
 		wantFilters(t, first, 2)
 		wantFilters(t, egress, 1)
+		for _, filter := range []Filter{first, second, egress} {
+			wantProgram(t, filter, true, "eth0")
+		}
+		wantProgram(t, Filter{Ifindex: index, Name: "third", Index: 2}, false, "eth0")
 	}
 	for i, filter := range []Filter{first, egress, second} {
 		if err := RemoveClsact(index); err != nil { // refuses while filters are left
@@ -280,6 +294,7 @@ func TestClsact(t *testing.T) {
 				t.Errorf("detach %d: %v", i, err)
 			}
 		}
+		wantProgram(t, filter, false, "eth0")
 	}
 	wantFilters(t, first, 0)
 	wantFilters(t, egress, 0)
@@ -340,6 +355,7 @@ func TestFiltersOfGoneInterface(t *testing.T) {
 	if err := netlink.LinkDel(device); err != nil {
 		t.Fatal(err)
 	}
+	wantProgram(t, filter, false, "")
 	if err := errors.Join(DetachFilter(filter), RemoveClsact(index)); err != nil {
 		t.Error(err)
 	}
