@@ -97,6 +97,9 @@ func (d *Daemon) programDatapath(n network) error {
 	if err := d.datapath.ReplaceAttachments(attachments); err != nil {
 		return err
 	}
+	if err := (filters{d.journal}).keepOnly(attachments); err != nil {
+		return err
+	}
 	if err := d.datapath.ReplaceReplyVia(n.replyVia()); err != nil {
 		return err
 	}

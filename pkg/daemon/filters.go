@@ -3,7 +3,10 @@
 package daemon
 
 import (
+	"encoding/json"
 	"errors"
+	"fmt"
+	"slices"
 
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/datapath"
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/netdev"
@@ -44,6 +47,18 @@ func (f filters) AttachFilter(a datapath.Attachment, programFD int) error {
 		return err
 	}
 	filter := filterOf(a)
+	var old filterChange
+	known, err := f.journal.Lookup(changeFilter, a.String(), &old)
+	if err != nil {
+		return err
+	}
+	if known && old.Filter.Ifindex != a.Ifindex {
+		// The interface went, with all that was on it, and another has its name. The first record of a name stays, so
+		// without this the new filter would be forgotten.
+		if err := f.journal.Forget(changeFilter, a.String()); err != nil {
+			return err
+		}
+	}
 	if err := f.journal.Record(changeFilter, a.String(), filterChange{Filter: filter, AddedQdisc: !had}); err != nil {
 		return err
 	}
@@ -61,4 +76,26 @@ func (f filters) DetachFilter(a datapath.Attachment) error {
 		return err
 	}
 	return f.journal.Forget(changeFilter, a.String())
+}
+
+// keepOnly detaches what a daemon that died left and this one does not want: the datapath knows only its own filters.
+func (f filters) keepOnly(wanted []datapath.Attachment) error {
+	var errs []error
+	for _, change := range f.journal.Changes() {
+		isWanted := func(a datapath.Attachment) bool { return a.String() == change.Name }
+		if change.Kind != changeFilter || slices.ContainsFunc(wanted, isWanted) {
+			continue
+		}
+		var data filterChange
+		if err := json.Unmarshal(change.Data, &data); err != nil {
+			errs = append(errs, fmt.Errorf("journal: filter %s: %w", change.Name, err))
+			continue
+		}
+		err := data.undo()
+		if err == nil {
+			err = f.journal.Forget(change.Kind, change.Name)
+		}
+		errs = append(errs, err)
+	}
+	return errors.Join(errs...)
 }

@@ -297,18 +297,29 @@ func TestAttachDetach(t *testing.T) {
 		t.Errorf("programs after new settings: %q", got)
 	}
 
-	// A daemon that was killed: steering goes on, the next one takes it over.
+	// An interface that is another one now, with the name and the addresses of the old.
+	for _, name := range []string{"vkubeswitch", "kubeswitch"} {
+		old, err := netlink.LinkByName(name)
+		check(t, "find "+name, err)
+		check(t, "remove "+name, netlink.LinkDel(old))
+	}
+	addBridge(t, "kubeswitch", "172.19.1.1/24")
+	h.worker = newNode(t, "kubeswitch", "172.19.1.101/24")
+	waitFor(t, "the program on the new kubeswitch", func() bool { return slices.Equal(h.status().hooks(), want) })
+	h.wantSteered("kubeswitch", h.worker, switchDNS)
+
+	// A daemon that was killed: steering goes on, the next one takes it over, and what that does not need goes.
 	check(t, "kill the daemon", unix.Kill(attached.PID, unix.SIGKILL))
 	h.wantSteered("host", nil, hostDNS)
 	dead := h.status()
 	if got := dead.hooks(); !dead.Attached || dead.Healthy || !slices.Equal(got, want) {
 		t.Errorf("status of a dead daemon: %+v", dead)
 	}
-	t.Log(h.must("attach", attach...))
+	t.Log(h.must("attach", append(attach, "--upstream", "172.20.0.11")...))
+	want = slices.DeleteFunc(want, func(hook string) bool { return strings.HasSuffix(hook, " uplink") })
 	if now := h.status(); !now.Healthy || !slices.Equal(now.hooks(), want) {
 		t.Errorf("status after the next attach: %+v", now)
 	}
-	wantFilters(t, !tcx)
 	h.wantSteered("host", nil, hostDNS)
 	h.wantSteered("kubeswitch", h.worker, switchDNS)
 
@@ -333,6 +344,15 @@ func TestAttachDetach(t *testing.T) {
 	}
 	if after := h.status(); after.Attached || len(after.Datapath.Programs) != 0 {
 		t.Errorf("status after detach: %+v", after)
+	}
+}
+
+func waitFor(t *testing.T, what string, condition func() bool) {
+	t.Helper()
+	for end := time.Now().Add(20 * time.Second); !condition(); time.Sleep(100 * time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("%s: not there after 20 s", what)
+		}
 	}
 }
 
