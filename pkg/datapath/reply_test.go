@@ -375,13 +375,18 @@ func TestLatencyBuckets(t *testing.T) {
 			h.forget(t, q)
 			q = h.steer(t, FromHost, f, f.query(query(t, inZone)))
 		}
-		q.flow.TimedNs = precise(t) - (3<<(bits-2))*1000
+		begin := precise(t)
+		q.flow.TimedNs = begin - (3<<(bits-2))*1000
 		if err := h.objects.DnsFlows.Put(q.slot, q.flow); err != nil {
 			t.Fatal(err)
 		}
 		before := buckets()
 		h.deliver(t, FromHost, f, q, replyFrame(q, answer(t, q)))
 		after := buckets()
+		if precise(t)-begin >= (1<<(bits-2))*1000 {
+			bits-- // an emulated machine may stand still for so long: once more
+			continue
+		}
 		want := slices.Clone(before)
 		want[min(bits, len(want)-1)]++
 		if !slices.Equal(after, want) {
