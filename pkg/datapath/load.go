@@ -134,7 +134,8 @@ func (d *Datapath) load() error {
 func describeLoadError(err error) error {
 	var verifier *ebpf.VerifierError
 	if errors.As(err, &verifier) {
-		return fmt.Errorf("the kernel's verifier refused a program: use --no-bpf and report this: %w: %+v", verifier.Cause, verifier)
+		return fmt.Errorf("the kernel's verifier refused a program: use --no-bpf and report this: %w: %s",
+			verifier.Cause, fmt.Sprintf("%+v", verifier))
 	}
 	if errors.Is(err, unix.EPERM) {
 		return fmt.Errorf("%w: run as root, or with CAP_BPF and CAP_NET_ADMIN", err)
