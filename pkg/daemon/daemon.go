@@ -129,7 +129,7 @@ func (d *Daemon) acquire() error {
 		return err
 	}
 	d.lock = lock
-	d.journal, err = state.Open(d.config.StateDir)
+	d.journal, err = openJournal(d.config, d.log)
 	if err != nil {
 		return errors.Join(err, d.release())
 	}

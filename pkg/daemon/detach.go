@@ -124,7 +124,7 @@ func Detach(ctx context.Context, c config.Config, log *zap.Logger) (done []strin
 		return nil, fmt.Errorf("detach: the daemon does not end: %w: see %s", err, filepath.Join(c.RunDir, LogFile))
 	}
 	defer func() { err = errors.Join(err, removeRunDir(c, lock)) }()
-	journal, err := state.Open(c.StateDir)
+	journal, err := openJournal(c, log)
 	if err != nil {
 		return done, err
 	}
@@ -151,7 +151,7 @@ func Restore(c config.Config, log *zap.Logger) ([]string, error) {
 	if err := CheckPrivilege("restore"); err != nil {
 		return nil, err
 	}
-	journal, err := state.Open(c.StateDir)
+	journal, err := openJournal(c, log)
 	if err != nil {
 		return nil, err
 	}

@@ -34,6 +34,27 @@ type sysctlChange struct {
 	New string `json:"new"`
 }
 
+// openJournal opens the journal. A damaged one is set aside: what can be undone without it, the resolver file first of
+// all, is not to wait for somebody to repair it.
+func openJournal(c config.Config, log *zap.Logger) (*state.Journal, error) {
+	journal, err := state.Open(c.StateDir)
+	if errors.Is(err, state.ErrCorrupt) {
+		aside, asideErr := state.SetAside(c.StateDir)
+		if asideErr != nil {
+			return nil, errors.Join(err, asideErr)
+		}
+		log.Warn("journal damaged: undoing what can be found without it", zap.String("path", aside), zap.Error(err))
+		journal, err = state.Open(c.StateDir)
+	}
+	if err != nil {
+		return nil, err
+	}
+	if reason := journal.Recovered(); reason != nil {
+		log.Warn("journal damaged: using the generation before", zap.Error(reason))
+	}
+	return journal, nil
+}
+
 // undo puts everything back that the journal knows, in the order that DESIGN.md's detach has: the resolver first. It
 // goes on after an error; what failed stays in the journal. It returns a line for each thing that was done.
 func undo(c config.Config, journal *state.Journal, log *zap.Logger) ([]string, error) {
@@ -62,6 +83,11 @@ func undo(c config.Config, journal *state.Journal, log *zap.Logger) ([]string, e
 				errs = append(errs, err)
 			}
 		}
+	}
+	// Programs that a lost journal knew of.
+	if pinned, err := datapath.PinnedPrograms(c.BPFFS); err == nil && len(pinned) > 0 {
+		done = append(done, "programs detached, pins removed from "+c.BPFFS)
+		errs = append(errs, datapath.Remove(c.BPFFS))
 	}
 	if err := errors.Join(errs...); err != nil {
 		return done, err

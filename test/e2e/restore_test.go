@@ -179,3 +179,26 @@ func TestMissingResolvConf(t *testing.T) {
 	h.detach()
 	h.unchanged(before)
 }
+
+// TestDamagedJournal: with the record of the changes lost, a detach still finds the resolver file and the programs.
+func TestDamagedJournal(t *testing.T) {
+	h := raise(t, lab.Options{})
+	_, inode := h.stamp("/etc/resolv.conf")
+	h.attach()
+	h.kill()
+	must(t, h.Host(), "sh", "-ec", "for f in /var/lib/k2s-dnsbpf/journal*; do echo damaged >$f; done")
+	r := h.run("detach")
+	if r.code != 0 || !strings.Contains(r.stdout, "restored") || !strings.Contains(r.stdout, "programs detached") {
+		t.Errorf("detach: %v", r)
+	}
+	if _, now := h.stamp("/etc/resolv.conf"); now != inode {
+		t.Error("resolv.conf was made anew")
+	}
+	if left := must(t, h.Host(), "sh", "-c", "ls -d /sys/fs/bpf/k2s-dnsbpf 2>/dev/null || echo none"); left != "none\n" {
+		t.Errorf("pins are left: %s", left)
+	}
+	must(t, h.Host(), "getent", "ahostsv4", lab.WWW)
+	h.attach()
+	h.works()
+	h.detach()
+}
