@@ -130,11 +130,14 @@ __noinline int find_zone(void)
 	return 0;
 }
 
-/* Has the daemon been silent for too long? With it, the forwarder that a passed query would reach is dead as well. */
+/*
+ * Has the daemon been silent for too long? With it, the forwarder that a passed query would reach is dead as well.
+ * Signed: its sign of life may come between the two reads, after a tick of the clock.
+ */
 static __always_inline bool is_daemon_dead(const struct dns_config *config)
 {
 	return config->heartbeat_limit_ns &&
-	       bpf_ktime_get_coarse_ns() - config->heartbeat_ns > config->heartbeat_limit_ns;
+	       (__s64)(bpf_ktime_get_coarse_ns() - config->heartbeat_ns) > (__s64)config->heartbeat_limit_ns;
 }
 
 /*
