@@ -204,3 +204,15 @@ func TestFallbackScopes(t *testing.T) {
 	}
 	h.wantInFlight(t, 0)
 }
+
+// The zone of all names is a zone as any other.
+func TestFallbackBesideRootZone(t *testing.T) {
+	h := newHarness(t)
+	h.replaceFallback(t, []string{"."}, defaultBackends(), fallbackBackends())
+	for _, silence := range []time.Duration{0, time.Hour} {
+		h.setSilence(t, silence, time.Minute)
+		for _, f := range families {
+			h.forget(t, h.steer(t, FromHost, f, f.query(query(t, "example.com"))))
+		}
+	}
+}
