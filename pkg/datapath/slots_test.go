@@ -277,8 +277,11 @@ func TestRacingQueries(t *testing.T) {
 					return err
 				}
 				delivered, err := pktgen.Parse(run.DataOut)
-				if verdictName(verdict) != "redirect" || err != nil || delivered.Source != f.listener || delivered.Destination != f.client {
-					return fmt.Errorf("asker %d's reply: verdict %s, %s to %s, %v", asker, verdictName(verdict), delivered.Source, delivered.Destination, err)
+				if err != nil {
+					return err
+				}
+				if verdictName(verdict) != "redirect" || delivered.Source != f.listener || delivered.Destination != f.client {
+					return fmt.Errorf("asker %d's reply: verdict %s, %s to %s", asker, verdictName(verdict), delivered.Source, delivered.Destination)
 				}
 			}
 			mine = mine[:0]
