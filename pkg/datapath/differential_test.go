@@ -61,7 +61,8 @@ func (a assembler) assemble() []byte {
 	for range a.random.IntN(4) {
 		name += oneOf("\x01a", "\x01b", "\x01A", "\x07cluster", "\x05local", "\x0dcluster.local", "\x01\xae", "\x02\x01a", "\x3f"+strings.Repeat("y", 63))
 	}
-	name += mostly(oneOf("\x00", "\x07cluster\x05local\x00", "\x07CLUSTER\x05LOCAL\x00", "\x01b\x01a\x00"), "\xc0\x0c", "\x40\x00", "")
+	name += mostly(oneOf("\x00", "\x07cluster\x05local\x00", "\x07CLUSTER\x05LOCAL\x00", "\x01b\x01a\x00"),
+		"\xc0\x0c", "\x40\x00", "\x40"+strings.Repeat("z", 64)+"\x01a\x00", strings.Repeat("\x01a", 60+a.random.IntN(70))+"\x00", "")
 	name += oneOf("\x00\x01", "\x00\x1c", "\xff\xff") + mostly("\x00\x01", "\x00\x03", "\x01\x00", "")
 	arcount, additional := oneOf("\x00\x00", "\x00\x01"), ""
 	if arcount == "\x00\x01" {
