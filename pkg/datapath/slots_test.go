@@ -21,9 +21,10 @@ import (
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/internal/pktgen"
 )
 
+// setNATPorts also sets a flow timeout that no stall of the machine comes near.
 func (h *harness) setNATPorts(tb testing.TB, ports PortRange) {
 	tb.Helper()
-	h.options.NATPorts = ports
+	h.options.NATPorts, h.options.FlowTimeout = ports, time.Hour
 	if err := h.configure(); err != nil {
 		tb.Fatal(err)
 	}
@@ -94,7 +95,7 @@ func TestAllSlotsTaken(t *testing.T) {
 
 	for _, slot := range []uint32{0, 3, 7, 15} {
 		q := inFlight[slot]
-		q.flow.StartedNs = monotonic(t) - uint64(DefaultFlowTimeout.Nanoseconds()) - 1
+		q.flow.StartedNs = monotonic(t) - uint64(h.options.FlowTimeout.Nanoseconds()) - 1
 		if err := h.objects.DnsFlows.Put(slot, q.flow); err != nil {
 			t.Fatal(err)
 		}
@@ -161,6 +162,7 @@ func race(rounds int, prepare, first, second, check func()) {
 func TestRacingReplies(t *testing.T) {
 	const rounds = 10_000
 	h := newHarness(t)
+	h.setNATPorts(t, natPorts)
 	f := families[0]
 	q := h.steer(t, FromHost, f, f.query(query(t, inZone)))
 	frame := replyFrame(q, answer(t, q))
