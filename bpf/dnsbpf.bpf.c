@@ -83,7 +83,7 @@ static __always_inline int handle_query(struct __sk_buff *skb, bool local)
 		reason = parse_query(data, data_end, cfg_query_size_max, &pkt, scratch);
 	}
 	if (reason == DNS_OK)
-		reason = route_query(data, data_end, &pkt, scratch, config);
+		reason = route_query(data, data_end, &pkt, scratch, config, listener->scope);
 	if (reason == DNS_REASON_steered || reason == DNS_REASON_steered_fallback) {
 		enum dns_reason failure =
 			decide_query(&pkt, scratch, config, listener->scope, skb->ifindex, local, &to);

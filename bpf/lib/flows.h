@@ -18,9 +18,10 @@ static __always_inline struct dns_flow *flow_slot(const struct dns_config *confi
 	return slot < config->nat_port_count ? bpf_map_lookup_elem(&dns_flows, &slot) : NULL;
 }
 
+/* Signed: another CPU may have claimed the slot after a tick of the clock that this one has not seen. */
 static __always_inline bool flow_expired(const struct dns_config *config, __u64 started_ns, __u64 now_ns)
 {
-	return now_ns - started_ns > config->flow_timeout_ns;
+	return (__s64)(now_ns - started_ns) > (__s64)config->flow_timeout_ns;
 }
 
 /*

@@ -28,7 +28,7 @@ static __always_inline bool is_dns_tcp(void *data, void *data_end, struct dns_pk
 		struct iphdr *ip = data + ETH_HLEN;
 
 		tcp = (void *)(ip + 1);
-		if ((void *)(tcp + 1) > data_end || ip->protocol != IPPROTO_TCP || ip->ihl != 5 ||
+		if ((void *)(tcp + 1) > data_end || ip->protocol != IPPROTO_TCP || ip->version != 4 || ip->ihl != 5 ||
 		    ip->frag_off & IP_FRAGMENT_BE)
 			return false;
 		pkt->v6 = 0;
@@ -36,7 +36,7 @@ static __always_inline bool is_dns_tcp(void *data, void *data_end, struct dns_pk
 		struct ipv6hdr *ip6 = data + ETH_HLEN;
 
 		tcp = (void *)(ip6 + 1);
-		if ((void *)(tcp + 1) > data_end || ip6->nexthdr != IPPROTO_TCP)
+		if ((void *)(tcp + 1) > data_end || ip6->version != 6 || ip6->nexthdr != IPPROTO_TCP)
 			return false;
 		pkt->v6 = 1;
 	} else {

@@ -57,10 +57,11 @@ static __always_inline struct dns_backend *pick_backend(const struct dns_scratch
  * Return: a steered* reason with the scratch's group set, or passed_external.
  */
 static __always_inline enum dns_reason route_query(void *data, void *data_end, const struct dns_pkt *pkt,
-                                                   struct dns_scratch *scratch, const struct dns_config *config)
+                                                   struct dns_scratch *scratch, const struct dns_config *config,
+                                                   enum dns_scope scope)
 {
 	bool in_zone = may_be_in_zone(scratch, config);
-	bool dead = !in_zone && is_daemon_dead(config);
+	bool dead = !in_zone && needs_fallback(config, scope);
 
 	if (!in_zone && !dead)
 		return DNS_REASON_passed_external;
@@ -69,7 +70,7 @@ static __always_inline enum dns_reason route_query(void *data, void *data_end, c
 	scratch->question_hash = hash_question(scratch, config->question_seed);
 	if (in_zone && find_zone())
 		return DNS_REASON_steered;
-	if ((dead || is_daemon_dead(config)) && find_fallback(scratch))
+	if ((dead || needs_fallback(config, scope)) && find_fallback(scratch))
 		return DNS_REASON_steered_fallback;
 	return DNS_REASON_passed_external;
 }

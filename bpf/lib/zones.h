@@ -130,11 +130,15 @@ __noinline int find_zone(void)
 	return 0;
 }
 
-/* Has the daemon been silent for too long? With it, the forwarder that a passed query would reach is dead as well. */
-static __always_inline bool is_daemon_dead(const struct dns_config *config)
+/*
+ * Would a query that is passed be lost, since the daemon has been silent for too long and its forwarder is dead?
+ * In the other scopes a server was asked that lives without it: CoreDNS behind its Service, or the one that the
+ * host names. Signed: the sign of life may come between the two reads, after a tick of the clock.
+ */
+static __always_inline bool needs_fallback(const struct dns_config *config, enum dns_scope scope)
 {
-	return config->heartbeat_limit_ns &&
-	       bpf_ktime_get_coarse_ns() - config->heartbeat_ns > config->heartbeat_limit_ns;
+	return (scope == DNS_SCOPE_HOST || scope == DNS_SCOPE_KUBESWITCH) && config->heartbeat_limit_ns &&
+	       (__s64)(bpf_ktime_get_coarse_ns() - config->heartbeat_ns) > (__s64)config->heartbeat_limit_ns;
 }
 
 /*

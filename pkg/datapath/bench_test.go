@@ -6,6 +6,7 @@ import (
 	"net/netip"
 	"slices"
 	"testing"
+	"time"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/asm"
@@ -19,12 +20,13 @@ const (
 	benchFlows = 4_000
 )
 
-// emptyProgram is the floor: what the kernel's test run costs by itself.
-func emptyProgram(b *testing.B) *ebpf.Program {
+// emptyProgram is the floor: what the kernel's test run costs by itself. Its verdict is to pass.
+func emptyProgram(b *testing.B, hook ebpf.ProgramType) *ebpf.Program {
 	b.Helper()
+	verdict := map[ebpf.ProgramType]int32{ebpf.SchedCLS: -1, ebpf.XDP: 2}[hook]
 	program, err := ebpf.NewProgram(&ebpf.ProgramSpec{
-		Type:         ebpf.SchedCLS,
-		Instructions: asm.Instructions{asm.Mov.Imm(asm.R0, -1), asm.Return()},
+		Type:         hook,
+		Instructions: asm.Instructions{asm.Mov.Imm(asm.R0, verdict), asm.Return()},
 		License:      "Dual BSD/GPL",
 	})
 	if err != nil {
@@ -52,11 +54,20 @@ func BenchmarkProgram(b *testing.B) {
 	otherPort := netip.AddrPortFrom(listener4.Addr(), 8080)
 	message, external1 := query(b, inZone), query(b, external)
 	withEDNS := query(b, inZone, withOPT(4096))
-	empty := emptyProgram(b)
-	floor := func(b *testing.B) float64 {
-		b.Helper()
-		return nanoseconds(b, empty, pktgen.UDP(client4, listener4, message), benchRepeat)
+	empty, emptyXDP := emptyProgram(b, ebpf.SchedCLS), emptyProgram(b, ebpf.XDP)
+	floorOf := func(program *ebpf.Program) func(b *testing.B) float64 {
+		return func(b *testing.B) float64 {
+			b.Helper()
+			return nanoseconds(b, program, pktgen.UDP(client4, listener4, message), benchRepeat)
+		}
 	}
+	floor := floorOf(empty)
+	// As while the daemon lives: its last sign of life is looked at for each external name.
+	alive := newHarness(b)
+	alive.beat(b, time.Hour)
+	guard := newGuardHarness(b)
+	worker, stranger, kubeSwitch := guardFamilies[0].client, guardFamilies[0].stranger, guardFamilies[0].listener
+	otherService := netip.AddrPortFrom(kubeSwitch.Addr(), 8080)
 	for _, c := range []struct {
 		name    string
 		program *ebpf.Program
@@ -72,6 +83,7 @@ func BenchmarkProgram(b *testing.B) {
 		{"other/backend", h.objects.DnsFromBackend, pktgen.UDP(backend4, client4, message), benchRepeat, nil},
 		{"external/ipv4", h.objects.DnsFromHost, pktgen.UDP(client4, listener4, external1), benchRepeat, nil},
 		{"external/ipv6", h.objects.DnsFromHost, pktgen.UDP(client6, listener6, external1), benchRepeat, nil},
+		{"external/alive", alive.objects.DnsFromHost, pktgen.UDP(client4, listener4, external1), benchRepeat, nil},
 		{"external/255octets", h.objects.DnsFromHost, pktgen.UDP(client4, listener4, rawQuery(many(120)[:240]+labels("clusterx", "x"))), benchRepeat, nil},
 		{"steered/ipv4", steered.objects.DnsFromHost, pktgen.UDP(client4, listener4, message), benchFlows, steered.emptyFlows},
 		{"steered/ipv6", steered.objects.DnsFromHost, pktgen.UDP(client6, listener6, message), benchFlows, steered.emptyFlows},
@@ -80,6 +92,22 @@ func BenchmarkProgram(b *testing.B) {
 	} {
 		b.Run(c.name, func(b *testing.B) {
 			report(b, floor, c.program, c.frame, c.repeat, c.prepare)
+		})
+	}
+	for _, c := range []struct {
+		name  string
+		frame []byte
+	}{
+		{"other/tcp", pktgen.TCP(worker, otherService, message)},
+		{"other/udp", pktgen.UDP(worker, otherService, message)},
+		{"allowed/ipv4", pktgen.UDP(worker, kubeSwitch, message)},
+		{"allowed/ipv6", pktgen.UDP(guardFamilies[1].client, guardFamilies[1].listener, message)},
+		{"allowed/tcp", pktgen.SYN(worker, kubeSwitch)},
+		{"refused/source", pktgen.UDP(stranger, kubeSwitch, message)},
+		{"refused/message", pktgen.UDP(worker, kubeSwitch, put(message, 2, 0x81))},
+	} {
+		b.Run("guard/"+c.name, func(b *testing.B) {
+			report(b, floorOf(emptyXDP), guard.objects.DnsGuard, c.frame, benchRepeat, nil)
 		})
 	}
 	b.Run("reply", func(b *testing.B) {

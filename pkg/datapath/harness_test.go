@@ -252,7 +252,7 @@ func (h *harness) expectIn(tb testing.TB, program Program, frame []byte, scope S
 		want = nil
 	case "refused_source":
 		wantVerdict = "shot"
-	case "steered":
+	case "steered", "steered_fallback":
 		wantVerdict = "redirect"
 	case "replied":
 		wantVerdict = "redirect"
@@ -292,12 +292,24 @@ func (h *harness) steer(tb testing.TB, program Program, f family, frame []byte) 
 
 func (h *harness) steerIn(tb testing.TB, program Program, f family, frame []byte, scope Scope, ifindex int) steeredQuery {
 	tb.Helper()
+	return h.steerAs(tb, program, f, frame, steering{scope: scope, reason: "steered", ifindex: ifindex, replies: ifindex})
+}
+
+// steering is how a query is steered: for which reason, where it enters, and where its reply leaves.
+type steering struct {
+	scope            Scope
+	reason           string
+	ifindex, replies int
+}
+
+func (h *harness) steerAs(tb testing.TB, program Program, f family, frame []byte, as steering) steeredQuery {
+	tb.Helper()
 	var context []byte
-	if ifindex != loIfindex {
-		context = skbContext(skbIfindex, uint32(ifindex))
+	if as.ifindex != loIfindex {
+		context = skbContext(skbIfindex, uint32(as.ifindex))
 	}
 	before := monotonic(tb)
-	out := h.expectIn(tb, program, frame, scope, "steered", context)
+	out := h.expectIn(tb, program, frame, as.scope, as.reason, context)
 	after := monotonic(tb)
 
 	in, err := pktgen.Parse(frame)
@@ -311,13 +323,7 @@ func (h *harness) steerIn(tb testing.TB, program Program, f family, frame []byte
 	if got.Source.Port() < h.options.NATPorts.First || got.Source.Port() > h.options.NATPorts.Last {
 		tb.Errorf("NAT port %d is outside of %v", got.Source.Port(), h.options.NATPorts)
 	}
-	want := rewritten(frame, f, netip.AddrPortFrom(f.nat, got.Source.Port()), f.backend)
-	if at := referenceQuery(in.Payload).sizeOffset; at != 0 {
-		size := want[f.dnsOffset+at:]
-		binary.BigEndian.PutUint16(size, min(binary.BigEndian.Uint16(size), 1232))
-	}
-	want = pktgen.RefreshChecksums(want)
-	if !slices.Equal(out, want) {
+	if want := referenceSteering(frame, f, got.Source.Port()); !slices.Equal(out, want) {
 		tb.Fatalf("%s: steered packet\ngot: %s\nwant: %s", program, pktgen.Dump(out), pktgen.Dump(want))
 	}
 
@@ -339,8 +345,8 @@ func (h *harness) steerIn(tb testing.TB, program Program, f family, frame []byte
 		ClientPort:   in.Source.Port(),
 		ListenerPort: in.Destination.Port(),
 		Id:           binary.BigEndian.Uint16(in.Payload),
-		Ifindex:      uint32(ifindex),
-		Scope:        dnsbpfDnsScope(scope),
+		Ifindex:      uint32(as.replies),
+		Scope:        dnsbpfDnsScope(as.scope),
 	}
 	if timed := q.flow.TimedNs != 0; timed != isTimed(got.Source.Port()) {
 		tb.Errorf("NAT port %d: latency sampled: %v", got.Source.Port(), timed)
@@ -352,6 +358,18 @@ func (h *harness) steerIn(tb testing.TB, program Program, f family, frame []byte
 		tb.Errorf("flow\ngot  %+v\nwant %+v", q.flow, wantFlow)
 	}
 	return q
+}
+
+// referenceSteering is a frame as it must leave, given the NAT port that was drawn.
+func referenceSteering(frame []byte, f family, natPort uint16) []byte {
+	want := rewritten(frame, f, netip.AddrPortFrom(f.nat, natPort), f.backend)
+	payload := frame[f.dnsOffset:]
+	payload = payload[:binary.BigEndian.Uint16(frame[f.dnsOffset-4:])-pktgen.UDPLength]
+	if at := referenceQuery(payload).sizeOffset; at != 0 {
+		size := want[f.dnsOffset+at:]
+		binary.BigEndian.PutUint16(size, min(binary.BigEndian.Uint16(size), 1232))
+	}
+	return pktgen.RefreshChecksums(want)
 }
 
 // forget removes the flow of a query whose reply a test does not care for.

@@ -10,8 +10,9 @@ import (
 )
 
 // Heartbeat tells the kernel programs that the daemon lives. Without another one for longer than limit they take it for
-// dead, and steer external names to the fallback endpoints of ReplaceZones. A limit of zero says goodbye: the daemon
-// ends on purpose and is not to be missed.
+// dead, and steer external names to the fallback endpoints of ReplaceZones; but not those that were asked of a server
+// that lives without the daemon, in the scopes of pods and of transparent interception. A limit of zero says goodbye:
+// the daemon ends on purpose and is not to be missed.
 func (d *Datapath) Heartbeat(limit time.Duration) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()

@@ -4,7 +4,6 @@ package datapath
 
 import (
 	"bytes"
-	"encoding/binary"
 	"slices"
 	"strings"
 	"testing"
@@ -131,7 +130,7 @@ func fuzzSeeds(tb testing.TB) [][]byte {
 	}
 }
 
-// FuzzQuery gives the kernel and the reference the same payload.
+// FuzzQuery gives the kernel and the reference the same payload, and compares verdict, octets and the count.
 func FuzzQuery(f *testing.F) {
 	for _, seed := range fuzzSeeds(f) {
 		f.Add(seed, uint8(0))
@@ -144,11 +143,24 @@ func FuzzQuery(f *testing.F) {
 		if len(payload) > 2000 {
 			t.Skip("too long for a test run")
 		}
-		family, program := families[path%2], queryPrograms[path/2%2]
-		frame := family.query(payload)
-		steered, counted := h.steered(t, program, frame)
-		if want := referenceSteered(payload, zones); steered != want || !counted {
-			t.Errorf("steered %v, counted %v; reference: %v\n%s", steered, counted, want, pktgen.Dump(frame))
+		family, name := families[path%2], queryPrograms[path/2%2]
+		program, err := h.program(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		h.countedSince(t)
+		frame, want := family.query(payload), referenceOutcome(payload, zones)
+		if err := h.differ(program, family, frame, make([]byte, 4096), want); err != nil {
+			t.Errorf("%s: %v\nin: %s", name, err, pktgen.Dump(frame))
+		}
+		counted := h.countedSince(t)
+		for reason, count := range counted {
+			if len(counted) != 1 || count != 1 || want != (outcome{reason == "host:steered", reason == "host:passed_external"}) {
+				t.Errorf("%s: counted %v; reference: %+v\n%s", name, counted, want, pktgen.Dump(frame))
+			}
+		}
+		if len(counted) == 0 {
+			t.Errorf("%s: not counted\n%s", name, pktgen.Dump(frame))
 		}
 	})
 }
@@ -171,34 +183,10 @@ func TestAssembledMessages(t *testing.T) {
 	random := seeded(t)
 	zones := []string{testZone, "a", "b.a", "local"}
 	h := newHarness(t, zones...)
-	oneOf := func(parts ...string) string { return parts[random.IntN(len(parts))] }
-	// mostly gives a bad part seldom enough that about half of all messages have none.
-	mostly := func(good string, bad ...string) string {
-		if random.IntN(20) > 0 {
-			return good
-		}
-		return oneOf(bad...)
-	}
+	a := newAssembler(t, random)
 	counts := make(map[bool]int)
 	for range runs {
-		header := binary.BigEndian.AppendUint16(nil, uint16(random.Uint32()))
-		header = append(header, mostly(oneOf("\x01\x00", "\x00\x00", "\x01\x20", "\x07\xff"), "\x81\x00", "\x09\x00", "\x78\x00")...)
-		header = append(header, mostly("\x00\x01", "\x00\x00", "\x00\x02", "\x01\x00")...)
-		header = append(header, mostly("\x00\x00\x00\x00", "\x00\x01\x00\x00", "\x00\x00\x00\x01")...)
-		name := ""
-		for range random.IntN(4) {
-			name += oneOf("\x01a", "\x01b", "\x01A", "\x07cluster", "\x05local", "\x0dcluster.local", "\x01\xae", "\x02\x01a", "\x3f"+strings.Repeat("y", 63))
-		}
-		name += mostly(oneOf("\x00", "\x07cluster\x05local\x00", "\x07CLUSTER\x05LOCAL\x00", "\x01b\x01a\x00"), "\xc0\x0c", "\x40\x00", "")
-		name += oneOf("\x00\x01", "\x00\x1c", "\xff\xff") + mostly("\x00\x01", "\x00\x03", "\x01\x00", "")
-		arcount, additional := oneOf("\x00\x00", "\x00\x01"), ""
-		if arcount == "\x00\x01" {
-			additional = mostly("\x00", "\x01a\x00") + mostly("\x00\x29", "\x00\x01") + oneOf("\x02\x00", "\x10\x00", "\x00\x00") + oneOf("\x00", "\x01") +
-				mostly("\x00", "\x01") + oneOf("\x00\x00", "\x80\x00") +
-				mostly(oneOf("\x00\x00", "\x00\x04\x00\x03\x00\x00"), "\x00\x05\x00\x03\x00\x00", "\x00\x03\x00\x03\x00\x00", "")
-		}
-		arcount = mostly(arcount, "\x00\x00", "\x00\x01", "\x00\x02", "\x01\x00")
-		message := slices.Concat(header, []byte(arcount+name+additional+mostly("", "\x00")))
+		message := a.assemble()
 		f, program := families[random.IntN(2)], queryPrograms[random.IntN(2)]
 		frame := f.query(message)
 		steered, counted := h.steered(t, program, frame)

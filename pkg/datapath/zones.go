@@ -100,7 +100,8 @@ func (d *Datapath) ReplaceZones(zones []string, backends, fallback []Backend) er
 	if err := d.writeZones(keys, cluster, backends, 0); err != nil {
 		return errors.Join(err, d.dropUnusedGroups())
 	}
-	if root := (zoneKey{length: 1}); len(fallback) > 0 {
+	root := zoneKey{length: 1}
+	if _, steered := keys[root.hash()]; len(fallback) > 0 && !steered {
 		if err := d.writeZones(map[uint64]zoneKey{root.hash(): root}, rescue, fallback, zoneFallback); err != nil {
 			return errors.Join(err, d.dropUnusedGroups())
 		}

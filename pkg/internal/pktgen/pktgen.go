@@ -18,6 +18,7 @@ const (
 	IPv4Length     = 20
 	IPv6Length     = 40
 	UDPLength      = 8
+	TCPLength      = 20
 	DNSLength      = 12
 )
 
@@ -66,21 +67,36 @@ func UDP(source, destination netip.AddrPort, payload []byte, options ...Option) 
 	return f.bytes()
 }
 
+// Control bits of TCP (RFC 9293 section 3.1).
+const (
+	tcpSYN    = 0x02
+	tcpPSHACK = 0x18
+)
+
 // TCP returns the frame of a segment that carries payload with the two-octet length that DNS has there (RFC 1035
 // section 4.2.2). Its checksum is left zero: no test looks at it.
-func TCP(source, destination netip.AddrPort, payload []byte) []byte {
-	segment := make([]byte, 20, 20+2+len(payload))
+func TCP(source, destination netip.AddrPort, payload []byte, options ...Option) []byte {
+	data := binary.BigEndian.AppendUint16(nil, uint16(len(payload)))
+	return tcp(source, destination, tcpPSHACK, append(data, payload...), options)
+}
+
+// SYN returns the frame of the segment that a connection begins with.
+func SYN(source, destination netip.AddrPort, options ...Option) []byte {
+	return tcp(source, destination, tcpSYN, nil, options)
+}
+
+func tcp(source, destination netip.AddrPort, control byte, data []byte, options []Option) []byte {
+	segment := make([]byte, TCPLength, TCPLength+len(data))
 	binary.BigEndian.PutUint16(segment[0:], source.Port())
 	binary.BigEndian.PutUint16(segment[2:], destination.Port())
-	segment[12] = 5 << 4 // header length, in words
-	segment[13] = 0x18   // PSH, ACK
-	segment = binary.BigEndian.AppendUint16(segment, uint16(len(payload)))
-	segment = append(segment, payload...)
+	segment[12] = TCPLength / 4 << 4
+	segment[13] = control
+	segment = append(segment, data...)
 	// The UDP header that the builder makes is cut out again.
-	frame := UDP(source, destination, segment, func(f *Frame) {
+	frame := UDP(source, destination, segment, append([]Option{func(f *Frame) {
 		f.Protocol = protocolTCP
 		f.IPLengthDelta = -UDPLength
-	})
+	}}, options...)...)
 	at := len(frame) - len(segment)
 	return append(frame[:at-UDPLength], segment...)
 }

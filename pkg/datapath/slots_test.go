@@ -1,0 +1,423 @@
+//go:build linux
+
+package datapath
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"maps"
+	"net/netip"
+	"runtime"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/cilium/ebpf"
+	"github.com/miekg/dns"
+
+	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/internal/pktgen"
+)
+
+// setNATPorts also sets a flow timeout that no stall of the machine comes near.
+func (h *harness) setNATPorts(tb testing.TB, ports PortRange) {
+	tb.Helper()
+	h.options.NATPorts, h.options.FlowTimeout = ports, time.Hour
+	if err := h.configure(); err != nil {
+		tb.Fatal(err)
+	}
+}
+
+// fill steers queries until each slot of the range has one.
+func (h *harness) fill(tb testing.TB, f family, inFlight map[uint32]steeredQuery) {
+	tb.Helper()
+	for tries := 0; len(inFlight) < h.options.NATPorts.count(); tries++ {
+		// The last free one of 16 is missed by 8 draws about every second time.
+		if tries > 2000 {
+			tb.Fatalf("%d of %d slots filled after %d queries", len(inFlight), h.options.NATPorts.count(), tries)
+		}
+		frame := f.query(query(tb, inZone, func(m *dns.Msg) { m.Id = uint16(tries) }))
+		before := len(inFlight)
+		verdict, _ := h.run(tb, FromHost, frame, nil)
+		if verdict == "redirect" {
+			slot, flow := h.newestFlow(tb, inFlight)
+			inFlight[slot] = steeredQuery{slot: slot, flow: flow}
+		}
+		want := map[string]uint64{"host:passed_no_flow_slot": 1}
+		if verdict == "redirect" {
+			want = map[string]uint64{"host:steered": 1}
+		}
+		if got := h.countedSince(tb); !maps.Equal(got, want) || verdict == "redirect" && len(inFlight) != before+1 {
+			tb.Fatalf("verdict %s, counted %v, %d slots taken, before %d", verdict, got, len(inFlight), before)
+		}
+	}
+}
+
+// newestFlow finds the one slot that is taken and not yet known.
+func (h *harness) newestFlow(tb testing.TB, known map[uint32]steeredQuery) (newest uint32, found dnsbpfDnsFlow) {
+	tb.Helper()
+	count := 0
+	for slot := range uint32(h.options.NATPorts.count()) {
+		var flow dnsbpfDnsFlow
+		if err := h.objects.DnsFlows.Lookup(slot, &flow); err != nil {
+			tb.Fatal(err)
+		}
+		q, ok := known[slot]
+		if ok && q.flow != flow {
+			tb.Fatalf("slot %d was taken from its query: %+v, was %+v", slot, flow, q.flow)
+		}
+		if !ok && flow.StartedNs != 0 {
+			newest, found = slot, flow
+			count++
+		}
+	}
+	if count != 1 {
+		tb.Fatalf("%d slots were taken by one query", count)
+	}
+	return newest, found
+}
+
+// With all slots taken a query is passed and takes nobody's slot away. Slots of queries that are too old go to new ones,
+// and only those.
+func TestAllSlotsTaken(t *testing.T) {
+	h := newHarness(t)
+	h.setNATPorts(t, PortRange{First: 2000, Last: 2015})
+	f := families[0]
+	inFlight := make(map[uint32]steeredQuery)
+	h.fill(t, f, inFlight)
+	for range 100 {
+		h.expect(t, FromHost, f.query(query(t, inZone)), "passed_no_flow_slot")
+		h.expect(t, FromClient, families[1].query(query(t, inZone)), "passed_no_flow_slot")
+	}
+	h.wantInFlight(t, 16)
+
+	for _, slot := range []uint32{0, 3, 7, 15} {
+		q := inFlight[slot]
+		q.flow.StartedNs = monotonic(t) - uint64(h.options.FlowTimeout.Nanoseconds()) - 1
+		if err := h.objects.DnsFlows.Put(slot, q.flow); err != nil {
+			t.Fatal(err)
+		}
+		delete(inFlight, slot)
+	}
+	h.wantInFlight(t, 12)
+	refilled := make(map[uint16]bool)
+	for tries := 0; len(refilled) < 4; tries++ {
+		if tries > 2000 {
+			t.Fatalf("after %d queries only %v have a new one", tries, refilled)
+		}
+		verdict, out := h.run(t, FromHost, f.query(query(t, inZone)), nil)
+		if verdict != "redirect" {
+			continue
+		}
+		port := binary.BigEndian.Uint16(out[f.dnsOffset-pktgen.UDPLength:])
+		if !slices.Contains([]uint16{2000, 2003, 2007, 2015}, port) || refilled[port] {
+			t.Fatalf("NAT port %d was given to a second query; before: %v", port, refilled)
+		}
+		refilled[port] = true
+	}
+	h.countedSince(t)
+	h.wantInFlight(t, 16)
+	for slot, q := range inFlight {
+		var flow dnsbpfDnsFlow
+		if err := h.objects.DnsFlows.Lookup(slot, &flow); err != nil || flow != q.flow {
+			t.Errorf("slot %d: %+v, %v; want %+v", slot, flow, err, q.flow)
+		}
+	}
+	h.expect(t, FromHost, f.query(query(t, inZone)), "passed_no_flow_slot")
+}
+
+// race runs two functions at once, again and again, with check between the rounds. The second one starts as soon as it
+// sees the round's number: woken through a channel it would come too late to race.
+func race(rounds int, prepare, first, second, check func()) {
+	var round, done atomic.Int64
+	var racing sync.WaitGroup
+	racing.Go(func() {
+		for next := int64(1); ; next++ {
+			for round.Load() < next {
+				runtime.Gosched()
+			}
+			if round.Load() > int64(rounds) {
+				return
+			}
+			second()
+			done.Store(next)
+		}
+	})
+	defer racing.Wait()
+	defer round.Store(int64(rounds) + 1) // also when check ends the test
+	for next := int64(1); next <= int64(rounds); next++ {
+		prepare()
+		round.Store(next)
+		first()
+		for done.Load() < next {
+			runtime.Gosched()
+		}
+		check()
+	}
+}
+
+// Two copies of one reply on two CPUs at once: one is delivered, the other is nobody's.
+func TestRacingReplies(t *testing.T) {
+	const rounds = 10_000
+	h := newHarness(t)
+	h.setNATPorts(t, natPorts)
+	f := families[0]
+	q := h.steer(t, FromHost, f, f.query(query(t, inZone)))
+	frame := replyFrame(q, answer(t, q))
+	var verdicts [2]uint32
+	var errs [2]error
+	reply := func(copy int) func() {
+		room := make([]byte, len(frame)+256)
+		return func() {
+			verdicts[copy], errs[copy] = h.objects.DnsFromBackend.Run(&ebpf.RunOptions{Data: frame, DataOut: room})
+		}
+	}
+	reopen := func() {
+		q.flow.StartedNs = monotonic(t)
+		if err := h.objects.DnsFlows.Put(q.slot, q.flow); err != nil {
+			t.Fatal(err)
+		}
+	}
+	race(rounds, reopen, reply(0), reply(1), func() {
+		if err := errors.Join(errs[:]...); err != nil {
+			t.Fatal(err)
+		}
+		if a, b := verdictName(verdicts[0]), verdictName(verdicts[1]); min(a, b) != "pass" || max(a, b) != "redirect" {
+			t.Fatalf("verdicts of the two copies: %s, %s", a, b)
+		}
+	})
+	counted := h.countedSince(t)
+	delete(counted, "host:latency")
+	if want := map[string]uint64{"host:replied": rounds}; !maps.Equal(counted, want) {
+		t.Errorf("counted %v, want %v", counted, want)
+	}
+	h.wantInFlight(t, 0)
+}
+
+// Two CPUs steer until no slot is free: as many queries are steered as there are slots. The kernel repeats the program
+// by itself; a steered packet is a query again, as the endpoint is the listener.
+func TestRacingClaims(t *testing.T) {
+	const rounds, slots = 1000, 64
+	// So many that the last slot is found: with one of 64 free, 8 draws miss it with a probability of 0.88.
+	const repeat = 200
+	h := newHarness(t)
+	h.setNATPorts(t, PortRange{First: 1024, Last: 1024 + slots - 1})
+	h.replaceZones(t, []string{testZone}, Backend{Address: listener4, NATAddress: client4.Addr(), Ifindex: loIfindex})
+	frame := pktgen.UDP(client4, listener4, query(t, inZone))
+	var errs [2]error
+	steer := func(i int, program *ebpf.Program) func() {
+		return func() { _, _, errs[i] = program.Benchmark(frame, repeat, nil) }
+	}
+	keys, free := make([]uint32, slots), make([]dnsbpfDnsFlow, slots)
+	for slot := range keys {
+		keys[slot] = uint32(slot)
+	}
+	empty := func() {
+		if _, err := h.objects.DnsFlows.BatchUpdate(keys, free, nil); err != nil {
+			t.Fatal(err)
+		}
+	}
+	race(rounds, empty, steer(0, h.objects.DnsFromHost), steer(1, h.objects.DnsFromClient), func() {
+		if err := errors.Join(errs[:]...); err != nil {
+			t.Fatal(err)
+		}
+		counted := h.countedSince(t)
+		if counted["host:steered"] != slots || len(counted) != 2 || counted["host:passed_no_flow_slot"] == 0 {
+			t.Fatalf("counted %v for %d slots", counted, slots)
+		}
+	})
+	h.wantInFlight(t, slots)
+}
+
+// Queries on several CPUs at once: none gets a NAT port that another one has, and each gets its own reply.
+func TestRacingQueries(t *testing.T) {
+	const askers, perAsker, held = 8, 3000, 4
+	h := newHarness(t)
+	// So few that draws meet often.
+	h.setNATPorts(t, PortRange{First: 3000, Last: 3000 + 2*askers*held - 1})
+	var taken sync.Map // NAT port -> who has it
+	var steered, crowded atomic.Int64
+	askAndReply := func(asker int) error {
+		f, program := families[asker%2], []*ebpf.Program{h.objects.DnsFromHost, h.objects.DnsFromClient}[asker/2%2]
+		f.client = netip.AddrPortFrom(f.client.Addr(), uint16(10000+asker))
+		message := rawQuery(labels(fmt.Sprintf("asker%d", asker), "cluster", "local"))
+		room := make([]byte, 2048)
+		type waiting struct {
+			port  uint16
+			reply []byte
+		}
+		var mine []waiting
+		for i := range perAsker {
+			binary.BigEndian.PutUint16(message, uint16(i))
+			run := ebpf.RunOptions{Data: f.query(message), DataOut: room}
+			verdict, err := program.Run(&run)
+			if err != nil {
+				return err
+			}
+			if verdictName(verdict) == "redirect" {
+				steered.Add(1)
+				port := binary.BigEndian.Uint16(run.DataOut[f.dnsOffset-pktgen.UDPLength:])
+				if other, loaded := taken.LoadOrStore(port, asker); loaded {
+					return fmt.Errorf("NAT port %d of asker %v was given to asker %d", port, other, asker)
+				}
+				reply := put(message, 2, 0x81, 0x80)
+				mine = append(mine, waiting{port, pktgen.UDP(f.backend, netip.AddrPortFrom(f.nat, port), reply)})
+			} else {
+				crowded.Add(1)
+			}
+			if len(mine) < held && i < perAsker-1 {
+				continue
+			}
+			for _, w := range mine {
+				// Before the slot is free, not after.
+				taken.Delete(w.port)
+				run := ebpf.RunOptions{Data: w.reply, DataOut: room}
+				verdict, err := h.objects.DnsFromBackend.Run(&run)
+				if err != nil {
+					return err
+				}
+				delivered, err := pktgen.Parse(run.DataOut)
+				if err != nil {
+					return err
+				}
+				if verdictName(verdict) != "redirect" || delivered.Source != f.listener || delivered.Destination != f.client {
+					return fmt.Errorf("asker %d's reply: verdict %s, %s to %s", asker, verdictName(verdict), delivered.Source, delivered.Destination)
+				}
+			}
+			mine = mine[:0]
+		}
+		return nil
+	}
+	errs := make([]error, askers)
+	var running sync.WaitGroup
+	for asker := range askers {
+		running.Go(func() { errs[asker] = askAndReply(asker) })
+	}
+	running.Wait()
+	for _, err := range errs {
+		if err != nil {
+			t.Error(err)
+		}
+	}
+	h.wantInFlight(t, 0)
+	want := map[string]uint64{"host:steered": uint64(steered.Load()), "host:replied": uint64(steered.Load())}
+	if crowded.Load() > 0 {
+		want["host:passed_no_flow_slot"] = uint64(crowded.Load())
+	}
+	counted := h.countedSince(t)
+	delete(counted, "host:latency")
+	if !maps.Equal(counted, want) || steered.Load() == 0 {
+		t.Errorf("counted %v, want %v", counted, want)
+	}
+	t.Logf("%d steered, %d found no port", steered.Load(), crowded.Load())
+}
+
+// InFlight and Waiting read ages from the map; a minute more or less does not matter here.
+func TestWaiting(t *testing.T) {
+	h := newHarness(t)
+	h.options.FlowTimeout = time.Hour
+	if err := h.configure(); err != nil {
+		t.Fatal(err)
+	}
+	if waiting, err := h.Waiting(0); err != nil || len(waiting) != 0 {
+		t.Errorf("without a query: Waiting returned %v, %v", waiting, err)
+	}
+	endpoints := []netip.AddrPort{
+		backend4, backend6, netip.MustParseAddrPort("172.20.0.11:53"), netip.MustParseAddrPort("172.20.0.10:5353"),
+	}
+	for i, flow := range []struct {
+		slot     uint32
+		endpoint int
+		age      time.Duration
+	}{
+		{0, 0, 10 * time.Minute},
+		{natPortsMax - 1, 0, 50 * time.Minute}, // the longest wait counts
+		{100, 1, 30 * time.Minute},
+		{8191, 2, time.Minute},
+		{8192, 3, 61 * time.Minute}, // nobody waits any more
+	} {
+		endpoint := endpoints[flow.endpoint]
+		err := h.objects.DnsFlows.Put(flow.slot, dnsbpfDnsFlow{
+			StartedNs: monotonic(t) - uint64(flow.age.Nanoseconds()), Endpoint: endpoint.Addr().As16(), EndpointPort: endpoint.Port(),
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		h.wantInFlight(t, min(i+1, 4))
+	}
+	for _, c := range []struct {
+		longer time.Duration
+		want   []netip.AddrPort
+	}{
+		{30 * time.Second, endpoints[:3]},
+		{5 * time.Minute, endpoints[:2]},
+		{20 * time.Minute, endpoints[:2]},
+		{40 * time.Minute, endpoints[:1]},
+		{55 * time.Minute, nil},
+		{2 * time.Hour, nil},
+	} {
+		h.quiet = false // the test's own flows are in no counter
+		got, err := h.Waiting(c.longer)
+		if err != nil {
+			t.Fatal(err)
+		}
+		want := make(map[netip.AddrPort]bool)
+		for _, endpoint := range c.want {
+			want[endpoint] = true
+		}
+		if !maps.Equal(got, want) {
+			t.Errorf("waiting for longer than %s: %v, want %v", c.longer, got, want)
+		}
+	}
+	// The timeout is the program's, not the reader's: a query that was steered a moment ago is in flight.
+	h.forgetSteered(t)
+	q := h.steer(t, FromHost, families[1], families[1].query(query(t, inZone)))
+	h.wantInFlight(t, 1)
+	h.forget(t, q)
+	h.wantInFlight(t, 0)
+}
+
+// chiSquare is the statistic of observed counts against equal shares.
+func chiSquare(observed []int, draws int) (statistic float64) {
+	expected := float64(draws) / float64(len(observed))
+	for _, count := range observed {
+		difference := float64(count) - expected
+		statistic += difference * difference / expected
+	}
+	return statistic
+}
+
+// Every NAT port is equally likely, also in a range whose size is no power of two, and no port hints at the next one.
+// The statistic of 63 degrees of freedom is above 160 once in some 10^10 runs.
+func TestNATPortsUniform(t *testing.T) {
+	const draws, buckets, bound = 20_000, 64, 160
+	h := newHarness(t)
+	f := families[0]
+	frame := f.query(query(t, inZone))
+	room := make([]byte, 512)
+	for _, ports := range []PortRange{{1024, 1024 + natPortsMax - 1}, {20000, 29983}, {1, 64}} {
+		h.setNATPorts(t, ports)
+		var observed, steps [buckets]int
+		last := 0
+		for range draws {
+			run := ebpf.RunOptions{Data: frame, DataOut: room}
+			verdict, err := h.objects.DnsFromHost.Run(&run)
+			if err != nil || verdictName(verdict) != "redirect" {
+				t.Fatalf("verdict %s, %v", verdictName(verdict), err)
+			}
+			port := binary.BigEndian.Uint16(run.DataOut[f.dnsOffset-pktgen.UDPLength:])
+			h.free(t, port)
+			bucket := int(port-ports.First) * buckets / ports.count()
+			observed[bucket]++
+			steps[(bucket-last+buckets)%buckets]++
+			last = bucket
+		}
+		single, step := chiSquare(observed[:], draws), chiSquare(steps[:], draws)
+		t.Logf("%v: chi-square %.1f, of the steps %.1f", ports, single, step)
+		if single > bound || step > bound {
+			t.Errorf("%v: chi-square %.1f, of the steps %.1f, over %d draws: not uniform", ports, single, step, draws)
+		}
+	}
+}
