@@ -3,9 +3,11 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"os"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -36,6 +38,9 @@ the host has now. Returns when the host resolves through it; the daemon stays in
 		if err != nil {
 			return err
 		}
+		if err := absolutePaths(&c); err != nil {
+			return err
+		}
 		log, err := newLogger(c.LogLevel)
 		if err != nil {
 			return usageError{err}
@@ -47,25 +52,20 @@ the host has now. Returns when the host resolves through it; the daemon stays in
 		}
 		if foreground {
 			notify := readyNotifier()
+			// Not to hold the file system that it was started from.
+			if err := os.Chdir("/"); err != nil {
+				return fmt.Errorf("leave the working directory: %w", err)
+			}
 			err := daemon.New(c, version, log).Run(cmd.Context(), func() { notify(nil) })
 			// Without effect if ready has been said.
 			notify(err)
 			return err
 		}
-		err = attachInBackground(cmd.Context(), c)
-		if errors.Is(err, daemon.ErrAttached) {
-			changed, err := daemon.Reload(cmd.Context(), c)
-			switch {
-			case err != nil:
-				return err
-			case changed:
-				fmt.Fprintln(cmd.OutOrStdout(), "already attached: went over to the new settings")
-			default:
-				fmt.Fprintln(cmd.OutOrStdout(), "already attached")
-			}
-			return nil
+		said, err := attachOrReload(cmd.Context(), c)
+		if said != "" {
+			fmt.Fprintln(cmd.OutOrStdout(), said)
 		}
-		if err != nil {
+		if said != "" || err != nil {
 			return err
 		}
 		report, err := daemon.Status(cmd.Context(), c)
@@ -77,6 +77,35 @@ the host has now. Returns when the host resolves through it; the daemon stays in
 		return nil
 	}
 	return cmd
+}
+
+// retryAttach is how often an attach that meets another one, on its way up or down, tries again.
+const retryAttach = 100 * time.Millisecond
+
+// attachOrReload attaches, or gives the settings to the daemon that is attached, and returns what it says about that.
+func attachOrReload(ctx context.Context, c config.Config) (said string, err error) {
+	deadline := time.After(c.Wait)
+	for {
+		if err := attachInBackground(ctx, c); !errors.Is(err, daemon.ErrAttached) {
+			return "", err
+		}
+		changed, err := daemon.Reload(ctx, c)
+		switch {
+		case err == nil && changed:
+			return "already attached: went over to the new settings", nil
+		case err == nil:
+			return "already attached", nil
+		case !errors.Is(err, daemon.ErrNotServing):
+			return "", err
+		}
+		select {
+		case <-ctx.Done():
+			return "", fmt.Errorf("attach: interrupted: %w", err)
+		case <-deadline:
+			return "", err
+		case <-time.After(retryAttach):
+		}
+	}
 }
 
 func printLines(cmd *cobra.Command, lines []string) {

@@ -11,7 +11,9 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
+	"strings"
 	"sync"
 	"syscall"
 
@@ -78,11 +80,10 @@ func attachInBackground(ctx context.Context, c config.Config) error {
 	}
 	defer log.Close()
 
-	child := exec.Command(self, append(os.Args[1:], "--foreground")...)
+	child := exec.Command(self, foregroundArgs(os.Args[1:])...)
 	child.Stdin, child.Stdout, child.Stderr = null, log, log
 	child.ExtraFiles = []*os.File{writer}
 	child.Env = append(os.Environ(), readyFDVariable+"=3")
-	child.Dir = "/"
 	child.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 	if err := child.Start(); err != nil {
 		return fmt.Errorf("start the daemon: %w", err)
@@ -109,6 +110,37 @@ func attachInBackground(ctx context.Context, c config.Config) error {
 		return fmt.Errorf("the daemon died without a word: %w: its log is %s", waited, log.Name())
 	}
 	return fmt.Errorf("hear from the daemon: %w", err)
+}
+
+// foregroundArgs adds --foreground right behind the command, where a "--" can't hide it.
+func foregroundArgs(args []string) []string {
+	at := slices.Index(args, "attach") + 1
+	return slices.Insert(slices.Clone(args), at, "--foreground")
+}
+
+// absolutePaths makes the paths absolute that are meant from where the command is run: a daemon leaves that directory.
+func absolutePaths(c *config.Config) error {
+	if c.Kubeconfig != "" {
+		absolute, err := filepath.Abs(c.Kubeconfig)
+		if err != nil {
+			return fmt.Errorf("find --kubeconfig: %w", err)
+		}
+		c.Kubeconfig = absolute
+	}
+	if list := os.Getenv("KUBECONFIG"); list != "" {
+		paths := filepath.SplitList(list)
+		for i, path := range paths {
+			absolute, err := filepath.Abs(path)
+			if err != nil {
+				return fmt.Errorf("find $KUBECONFIG: %w", err)
+			}
+			paths[i] = absolute
+		}
+		if err := os.Setenv("KUBECONFIG", strings.Join(paths, string(filepath.ListSeparator))); err != nil {
+			return fmt.Errorf("set $KUBECONFIG: %w", err)
+		}
+	}
+	return nil
 }
 
 // openLog opens the daemon's log. Another attachment's log is not cut: an attach beside it fails and says so.

@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"os"
 	"os/signal"
+	"strings"
 	"syscall"
 
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/config"
@@ -30,7 +31,8 @@ func main() {
 }
 
 func run(args []string) int {
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM,
+		syscall.SIGHUP) // a terminal that is closed must not leave a resolver file that points at nobody
 	defer stop()
 	root := newRootCommand()
 	root.SetArgs(args)
@@ -38,15 +40,15 @@ func run(args []string) int {
 	if err == nil {
 		return 0
 	}
-	var usage usageError
-	switch {
-	case errors.Is(err, errUnhealthy):
+	if errors.Is(err, errUnhealthy) {
 		return exitUnhealthy
-	case errors.As(err, &usage), errors.Is(err, config.ErrInvalid):
-		fmt.Fprintf(os.Stderr, "k2s-dnsbpf: %s\n", err)
+	}
+	// Joined errors have a line each; a script reads one.
+	fmt.Fprintf(os.Stderr, "k2s-dnsbpf: %s\n", strings.ReplaceAll(err.Error(), "\n", "; "))
+	var usage usageError
+	if errors.As(err, &usage) || errors.Is(err, config.ErrInvalid) {
 		return exitUsage
 	}
-	fmt.Fprintf(os.Stderr, "k2s-dnsbpf: %s\n", err)
 	return exitFailed
 }
 

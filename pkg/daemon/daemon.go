@@ -24,6 +24,9 @@ import (
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/state"
 )
 
+// errInterrupted is the end of an attach that a signal or a detach cut short.
+var errInterrupted = errors.New("attach: interrupted, all changes undone")
+
 // ErrAttached is returned by Run if another process is attached on this host.
 var ErrAttached = errors.New("already attached")
 
@@ -103,6 +106,9 @@ func (d *Daemon) Run(ctx context.Context, ready func()) (err error) {
 	defer func() { err = errors.Join(err, d.detach(context.WithoutCancel(ctx))) }()
 
 	if err := d.attach(ctx); err != nil {
+		if ctx.Err() != nil {
+			return errInterrupted
+		}
 		return err
 	}
 	// Before ready: who has been told so may ask for the status.

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
 	"time"
 
 	"go.uber.org/zap"
@@ -15,6 +16,7 @@ import (
 
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/config"
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/datapath"
+	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/resolvconf"
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/state"
 )
 
@@ -29,11 +31,12 @@ const (
 // detach is the whole way down: the resolver first, then the programs, then the forwarder, then what is left. It is
 // called whether or not attach succeeded and undoes what there is.
 func (d *Daemon) detach(ctx context.Context) error {
-	d.restoreOrServe(ctx)
-
+	var errs []error
+	if err := d.restoreOrServe(ctx); err != nil {
+		errs = append(errs, err)
+	}
 	ctx, cancel := context.WithTimeout(ctx, stopTimeout)
 	defer cancel()
-	var errs []error
 	if d.datapath != nil {
 		errs = append(errs, d.drain(ctx), d.datapath.Close())
 	}
@@ -60,9 +63,9 @@ func (d *Daemon) drain(ctx context.Context) error {
 	return d.datapath.Drain(ctx)
 }
 
-// restoreOrServe restores the resolver, and goes on serving for as long as that fails: to end now would leave the
-// host with a resolv.conf that points at nobody.
-func (d *Daemon) restoreOrServe(ctx context.Context) {
+// restoreOrServe restores the resolver, and goes on serving for as long as that fails with our file in place: to end now
+// would leave the host with a resolv.conf that points at nobody.
+func (d *Daemon) restoreOrServe(ctx context.Context) error {
 	tick := time.NewTicker(restoreRetry)
 	defer tick.Stop()
 	for {
@@ -71,13 +74,19 @@ func (d *Daemon) restoreOrServe(ctx context.Context) {
 			for _, line := range done {
 				d.log.Info(line)
 			}
-			return
+			return nil
+		}
+		if d.resolver == nil {
+			return err
+		}
+		if now, stateErr := d.resolver.State(); stateErr == nil && now != resolvconf.StateOurs {
+			return err
 		}
 		d.log.Error("resolver not restored, serving on", zap.Error(err))
 		d.setProblem("resolver", err)
 		select {
 		case <-ctx.Done():
-			return
+			return err
 		case <-tick.C:
 		}
 	}
@@ -114,6 +123,10 @@ func Detach(ctx context.Context, c config.Config, log *zap.Logger) (done []strin
 	defer cancel()
 	path := filepath.Join(c.RunDir, lockFile)
 	if pid, held := state.Holder(path); held {
+		if !isDaemon(pid) {
+			return nil, fmt.Errorf("detach: %s is held by process %d, which is not k2s-dnsbpf: run this where that process was started, such as in its container",
+				path, pid)
+		}
 		if err := terminate(pid); err != nil {
 			return nil, err
 		}
@@ -133,6 +146,12 @@ func Detach(ctx context.Context, c config.Config, log *zap.Logger) (done []strin
 	}
 	left, err := undo(c, journal, log)
 	return append(done, left...), err
+}
+
+// isDaemon guards against a process number from another PID namespace.
+func isDaemon(pid int) bool {
+	name, err := os.ReadFile(fmt.Sprintf("/proc/%d/comm", pid))
+	return err == nil && strings.HasPrefix(string(name), "k2s-dnsbpf")
 }
 
 // terminate asks a process to end. One that is stopped is continued, or it would never see the signal.

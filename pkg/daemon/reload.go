@@ -9,8 +9,11 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"os"
+	"path/filepath"
 
 	"go.uber.org/zap"
+	"golang.org/x/sys/unix"
 
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/config"
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/discovery"
@@ -19,6 +22,9 @@ import (
 
 // ErrNeedsDetach is returned by Reload for a setting that can't change while attached.
 var ErrNeedsDetach = errors.New("can't change while attached")
+
+// ErrNotServing is returned by Reload if a daemon has the lock and takes no orders: it is on its way up or down.
+var ErrNotServing = errors.New("another attach or detach is at work: wait for it, or end it with k2s-dnsbpf detach")
 
 // reload is a new routing on its way into effect.
 type reload struct {
@@ -44,7 +50,14 @@ func Reload(ctx context.Context, c config.Config) (changed bool, err error) {
 	ctx, cancel := context.WithTimeout(ctx, c.Wait+controlTimeout)
 	defer cancel()
 	var result reloadResult
-	if err := callDaemon(ctx, c, http.MethodPost, "/reload", bytes.NewReader(body), &result); err != nil {
+	err = callDaemon(ctx, c, http.MethodPost, "/reload", bytes.NewReader(body), &result)
+	switch {
+	case errors.Is(err, os.ErrNotExist), errors.Is(err, unix.ECONNREFUSED):
+		return false, ErrNotServing
+	case errors.Is(err, context.DeadlineExceeded):
+		return false, fmt.Errorf("the daemon is attached and does not answer within %s: see %s, or end it with k2s-dnsbpf detach",
+			c.Wait, filepath.Join(c.RunDir, LogFile))
+	case err != nil:
 		return false, err
 	}
 	if result.Error != "" {
@@ -130,6 +143,9 @@ func (d *Daemon) commit(request *reload) error {
 		d.log.Error("new settings not in the journal", zap.Error(err))
 	}
 	old.stop()
+	if err := d.publishKubeletFile(); err != nil {
+		d.log.Error("resolver file for pods not renewed", zap.Error(err))
+	}
 	d.log.Info("new settings", zap.Strings("zones", d.routing.zones), zap.Stringers("upstreams", d.routing.upstreams))
 	return nil
 }

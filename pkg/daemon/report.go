@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"net/http"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"time"
@@ -70,6 +71,9 @@ func (d *Daemon) report() status.Report {
 	}
 	if len(report.Endpoints) > 0 && !slices.ContainsFunc(report.Endpoints, func(e status.Endpoint) bool { return e.Healthy }) {
 		report.Problems = append(report.Problems, "no endpoint answers: check that CoreDNS runs and that this host reaches it")
+	}
+	if address, ok := d.kubeSwitchAddress(); ok && d.network.clients.Index == 0 {
+		report.Problems = append(report.Problems, "no interface has the KubeSwitch address "+address.String()+": workers are not answered")
 	}
 	fillResolver(&report, d.resolver, d.config)
 	fillDatapath(&report, d.config, d.journal)
@@ -141,7 +145,7 @@ func fillDatapath(report *status.Report, c config.Config, journal *state.Journal
 	report.Reasons = make(map[string]status.Reasons, len(counters))
 	for scope, scopeCounters := range counters {
 		report.Counters[scope.String()] = status.Counters{
-			Steered: scopeCounters.Steered(), Passed: scopeCounters.Passed(), Refused: scopeCounters.Refused(),
+			Steered: scopeCounters.Steered(), Replied: scopeCounters.ByReason["replied"], Passed: scopeCounters.Passed(), Refused: scopeCounters.Refused(),
 		}
 		reasons := make(status.Reasons)
 		for reason, count := range scopeCounters.ByReason {
@@ -198,6 +202,9 @@ func Status(ctx context.Context, c config.Config) (status.Report, error) {
 	problem := "the daemon does not answer: what follows is what can be seen without it"
 	if errors.Is(err, os.ErrNotExist) || errors.Is(err, unix.ECONNREFUSED) { // killed, it leaves its socket behind
 		problem = "the daemon is dead: run k2s-dnsbpf detach, or attach again"
+	}
+	if _, held := state.Holder(filepath.Join(c.RunDir, lockFile)); held && errors.Is(err, os.ErrNotExist) {
+		problem = "an attach or detach is at work: ask again when it has ended"
 	}
 	report = status.Report{Zones: []status.Zone{}, Endpoints: []status.Endpoint{}}
 	report.Resolver.File, report.Resolver.Upstreams, report.Resolver.Search = c.ResolvConf, []string{}, []string{}

@@ -17,6 +17,12 @@ import (
 // the lock.
 var ErrLocked = errors.New("locked")
 
+// errNoHolder means that the lock is held and its file names nobody.
+var errNoHolder = fmt.Errorf("%w by another process", ErrLocked)
+
+// lockAttempts is how often TryLock tries again when nobody is named.
+const lockAttempts = 5
+
 // lockPoll is how often Lock tries again: flock(2) itself can't be cancelled.
 const lockPoll = 20 * time.Millisecond
 
@@ -28,8 +34,13 @@ type Locked struct{ f *os.File }
 // that is ErrLocked and names the holder. The file, and its directory, are
 // made if missing.
 func TryLock(path string) (*Locked, error) {
-	for {
+	for attempt := 0; ; attempt++ {
 		l, err := tryLock(path)
+		if errors.Is(err, errNoHolder) && attempt < lockAttempts {
+			// Somebody who only asks who holds it, see Holder, or who has just got it.
+			time.Sleep(lockPoll)
+			continue
+		}
 		if err != nil {
 			return nil, err
 		}
@@ -71,11 +82,11 @@ func tryLock(path string) (*Locked, error) {
 		}
 		buf := make([]byte, 16)
 		n, _ := f.Read(buf)
-		holder := "another process"
-		if pid := strings.TrimSpace(string(buf[:n])); pid != "" {
-			holder = "process " + pid
+		pid := strings.TrimSpace(string(buf[:n]))
+		if pid == "" {
+			return nil, fmt.Errorf("%s: %w: try again", path, errNoHolder)
 		}
-		return nil, fmt.Errorf("%s: %w by %s: wait for it, or end it", path, ErrLocked, holder)
+		return nil, fmt.Errorf("%s: %w by process %s: wait for it, or end it", path, ErrLocked, pid)
 	}
 	// The number only helps a person; the lock holds without it.
 	if f.Truncate(0) == nil {
@@ -91,7 +102,7 @@ func Holder(path string) (pid int, held bool) {
 		return 0, false
 	}
 	defer f.Close()
-	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err == nil {
+	if err := unix.Flock(int(f.Fd()), unix.LOCK_SH|unix.LOCK_NB); err == nil {
 		return 0, false
 	}
 	buf := make([]byte, 16)

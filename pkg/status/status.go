@@ -80,7 +80,8 @@ type Forwarder struct {
 
 // Counters are the kernel's, of one scope.
 type Counters struct {
-	Steered  uint64 `json:"steered" yaml:"steered"`
+	Steered  uint64 `json:"steered" yaml:"steered"` // sent to an endpoint
+	Replied  uint64 `json:"replied" yaml:"replied"` // of these, those whose reply was delivered
 	Answered uint64 `json:"answered" yaml:"answered"`
 	Passed   uint64 `json:"passed" yaml:"passed"`
 	Refused  uint64 `json:"refused" yaml:"refused"`
@@ -202,10 +203,10 @@ func (r Report) writeTable(w io.Writer) error {
 	}
 	if len(r.Counters) > 0 {
 		fmt.Fprintln(t)
-		row("SCOPE", "STEERED", "ANSWERED", "PASSED", "REFUSED")
+		row("SCOPE", "STEERED", "REPLIED", "ANSWERED", "PASSED", "REFUSED")
 		for _, scope := range scopeOrder {
-			if c, ok := r.Counters[scope]; ok {
-				row(scope, fmt.Sprint(c.Steered), fmt.Sprint(c.Answered), fmt.Sprint(c.Passed), fmt.Sprint(c.Refused))
+			if c, ok := r.Counters[scope]; ok && (c != Counters{} || scope == "host") {
+				row(scope, fmt.Sprint(c.Steered), fmt.Sprint(c.Replied), fmt.Sprint(c.Answered), fmt.Sprint(c.Passed), fmt.Sprint(c.Refused))
 			}
 		}
 	}
