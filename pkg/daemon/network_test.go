@@ -59,8 +59,9 @@ func TestBackends(t *testing.T) {
 		{"the only one dead", []endpointState{dead}, []int{0}},
 		{"one can't be steered to", []endpointState{noted, living, living}, []int{1, 2}},
 		{"none can be steered to", []endpointState{noted, notedOrDead}, nil},
-		// The forwarder asks the living one, and so it must get the queries.
+		// The forwarder asks the one that lives.
 		{"those that can are dead", []endpointState{noted, dead, dead}, nil},
+		{"all dead, one out of reach", []endpointState{notedOrDead, dead, dead}, []int{1, 2}},
 		{"dead and out of reach", []endpointState{notedOrDead, dead, living}, []int{2}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
