@@ -132,7 +132,10 @@ func (d *Daemon) begin() error {
 	if err != nil {
 		return fmt.Errorf("encode settings for the journal: %w", err)
 	}
-	return d.journal.Begin(state.Header{Version: d.version, Params: params})
+	if err := d.journal.Begin(state.Header{Version: d.version, Params: params}); err != nil {
+		return fmt.Errorf("%w: make room there, or name another directory with --state-dir", err)
+	}
+	return nil
 }
 
 func (d *Daemon) load() error {

@@ -32,8 +32,10 @@ const (
 // called whether or not attach succeeded and undoes what there is.
 func (d *Daemon) detach(ctx context.Context) error {
 	var errs []error
-	if err := d.restoreOrServe(ctx); err != nil {
-		errs = append(errs, err)
+	if !d.journal.Empty() {
+		if err := d.restoreOrServe(ctx); err != nil {
+			errs = append(errs, err)
+		}
 	}
 	ctx, cancel := context.WithTimeout(ctx, stopTimeout)
 	defer cancel()
@@ -46,6 +48,10 @@ func (d *Daemon) detach(ctx context.Context) error {
 		if err := d.forwarder.Shutdown(ctx); err != nil {
 			d.log.Warn("queries given up", zap.Error(err))
 		}
+	}
+	if d.journal.Empty() {
+		// Nothing was changed: there is nothing to undo, and perhaps no way to write that down.
+		return errors.Join(append(errs, clearJournal(d.config, d.journal, d.log))...)
 	}
 	if _, err := undo(d.config, d.journal, d.log); err != nil {
 		errs = append(errs, err)

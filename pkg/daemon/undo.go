@@ -95,14 +95,20 @@ func undo(c config.Config, journal *state.Journal, log *zap.Logger) ([]string, e
 	if !journal.Empty() {
 		return done, nil
 	}
+	return done, clearJournal(c, journal, log)
+}
+
+// clearJournal removes an empty journal, and its directory if nothing else is in it.
+func clearJournal(c config.Config, journal *state.Journal, log *zap.Logger) error {
 	if err := journal.Clear(); err != nil {
-		return done, err
+		return err
 	}
 	// What is kept for pods keeps the directory; after an attach that failed there is nothing.
-	if err := os.Remove(c.StateDir); err != nil && !errors.Is(err, os.ErrNotExist) && !errors.Is(err, unix.ENOTEMPTY) {
+	err := os.Remove(c.StateDir)
+	if err != nil && !errors.Is(err, os.ErrNotExist) && !errors.Is(err, unix.ENOTEMPTY) && !errors.Is(err, unix.EROFS) {
 		log.Warn("empty state directory not removed", zap.Error(err))
 	}
-	return done, nil
+	return nil
 }
 
 func undoChange(change state.Change) (string, error) {

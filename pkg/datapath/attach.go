@@ -135,11 +135,36 @@ func (d *Datapath) attach(a Attachment) error {
 	if errors.Is(err, ebpf.ErrNotSupported) && d.options.TrafficControl != nil {
 		return d.attachFilter(a, program)
 	}
+	if errors.Is(err, unix.EEXIST) {
+		// The interface was renamed, and our attachment is pinned under its old name.
+		if err := d.repin(a, pin); err != nil {
+			return err
+		}
+		if updated, err := updateLink(pin, a, program); updated || err != nil {
+			return err
+		}
+	}
 	if err != nil {
 		return err
 	}
 	// The pin holds the attachment from here on, not this process.
 	return errors.Join(tcx.Pin(pin), tcx.Close())
+}
+
+// repin gives the attachment's link the name that it has now.
+func (d *Datapath) repin(a Attachment, pin string) error {
+	programs, err := PinnedPrograms(d.options.PinDir)
+	if err != nil {
+		return err
+	}
+	for _, program := range programs {
+		if Program(program.Name) == a.Program && program.Ifindex == a.Ifindex && strings.HasSuffix(program.pin, "-"+a.Hook()) {
+			if err := os.Rename(program.pin, pin); err != nil {
+				return fmt.Errorf("rename pin: %w", err)
+			}
+		}
+	}
+	return nil
 }
 
 func (d *Datapath) attachFilter(a Attachment, program *ebpf.Program) error {

@@ -586,3 +586,34 @@ func TestCheckPinDir(t *testing.T) {
 		}
 	}
 }
+
+// An interface that is renamed keeps its attachment, which gets the new name too.
+func TestAttachRenamedInterface(t *testing.T) {
+	needTCX(t)
+	pinDir := newNamespace(t)
+	index := addInterface(t, "eth0")
+	d := load(t, Options{PinDir: pinDir})
+	replaceAttachments(t, d, Attachment{FromBackend, "eth0", index, false}, Attachment{FromClient, "eth0", index, false})
+	links := pinnedLinks(t, pinDir)
+
+	device, err := netlink.LinkByName("eth0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := netlink.LinkSetName(device, "lan.0"); err != nil {
+		t.Fatal(err)
+	}
+	replaceAttachments(t, d, Attachment{FromBackend, "lan.0", index, false}, Attachment{FromClient, "lan.0", index, false})
+	if again := pinnedLinks(t, pinDir); len(again) != len(links) {
+		t.Errorf("pinned links %v, were %v", again, links)
+	}
+	programs, err := PinnedPrograms(pinDir)
+	if err != nil || len(programs) != 2 {
+		t.Fatalf("pinned programs %+v, %v", programs, err)
+	}
+	for _, program := range programs {
+		if program.Interface != "lan.0" || program.Ifindex != index {
+			t.Errorf("pinned program %+v is not on lan.0", program)
+		}
+	}
+}

@@ -26,12 +26,12 @@ func (d *Datapath) InFlight() (count int, err error) {
 
 // Waiting returns the endpoints from which a steered query has waited for its reply for longer than a time.
 func (d *Datapath) Waiting(longer time.Duration) (map[netip.AddrPort]bool, error) {
-	unanswered, err := d.unanswered()
+	before, err := d.traffic()
 	if err != nil {
 		return nil, err
 	}
 	d.flowsMu.Lock()
-	idle := d.quiet && unanswered == d.unansweredThen
+	idle := d.quiet && before.unanswered() == d.trafficThen.unanswered()
 	d.flowsMu.Unlock()
 	if idle {
 		// As many replies as queries since none was in flight: there is no need to look at each slot.
@@ -45,24 +45,34 @@ func (d *Datapath) Waiting(longer time.Duration) (map[netip.AddrPort]bool, error
 			waiting[netip.AddrPortFrom(netip.AddrFrom16(flow.Endpoint).Unmap(), flow.EndpointPort)] = true
 		}
 	})
+	if err != nil {
+		return nil, err
+	}
+	after, err := d.traffic()
 	d.flowsMu.Lock()
-	d.quiet, d.unansweredThen = err == nil && inFlight == 0, unanswered
+	// Only if nothing moved meanwhile do the counters and the slots tell of the same moment.
+	d.quiet, d.trafficThen = err == nil && inFlight == 0 && after == before, after
 	d.flowsMu.Unlock()
 	return waiting, err
 }
 
-// unanswered counts the queries that were steered and never got a reply, those in flight among them.
-func (d *Datapath) unanswered() (count uint64, err error) {
+// traffic counts the queries that were steered and the replies that were delivered.
+type traffic struct{ steered, replied uint64 }
+
+func (t traffic) unanswered() uint64 { return t.steered - t.replied }
+
+func (d *Datapath) traffic() (t traffic, err error) {
 	for scope := range scopeMax {
 		var cpus []dnsbpfDnsCounters
 		if err := d.objects.DnsStats.Lookup(uint32(scope), &cpus); err != nil {
-			return 0, fmt.Errorf("read map dns_stats: %w", err)
+			return t, fmt.Errorf("read map dns_stats: %w", err)
 		}
 		for _, cpu := range cpus {
-			count += cpu.Steered + cpu.SteeredFallback - cpu.Replied
+			t.steered += cpu.Steered + cpu.SteeredFallback
+			t.replied += cpu.Replied
 		}
 	}
-	return count, nil
+	return t, nil
 }
 
 // walkFlows visits the queries in flight with their age. Those whose reply would be too late are in flight no more.

@@ -53,11 +53,11 @@ type Datapath struct {
 	group   uint32              // the newest number that a group was given
 	filters map[Attachment]bool // attached with TrafficControl
 
-	flowsMu        sync.Mutex // guards what follows: buffers that dns_flows is read into, and what was found last
-	slots          []uint32
-	flows          []dnsbpfDnsFlow
-	quiet          bool // no query was in flight
-	unansweredThen uint64
+	flowsMu     sync.Mutex // guards what follows: buffers that dns_flows is read into, and what was found last
+	slots       []uint32
+	flows       []dnsbpfDnsFlow
+	quiet       bool // no query was in flight
+	trafficThen traffic
 }
 
 // CheckPinDir reports whether dir can hold pins, without changing anything: its nearest existing parent must be on a

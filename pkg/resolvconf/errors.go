@@ -51,7 +51,7 @@ func explain(doing string, err error) error {
 	var remedy string
 	switch {
 	case errors.Is(err, syscall.EROFS):
-		cause, remedy = ErrReadOnly, "remount it read-write, or use --resolver none"
+		cause, remedy = ErrReadOnly, "remount it read-write, or name another place: --state-dir for the journal, --resolver none to leave resolv.conf alone"
 	case errors.Is(err, syscall.ENOSPC), errors.Is(err, syscall.EDQUOT):
 		cause, remedy = ErrNoSpace, "free disk space or inodes (df, df -i) and try again"
 	case errors.Is(err, syscall.EBUSY):

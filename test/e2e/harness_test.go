@@ -151,6 +151,9 @@ type report struct {
 		Upstreams []string `json:"upstreams"`
 		Search    []string `json:"search"`
 	} `json:"resolver"`
+	Zones []struct {
+		Name string `json:"name"`
+	} `json:"zones"`
 	Forwarder struct {
 		Listen   []string `json:"listen"`
 		Queries  uint64   `json:"queries"`
