@@ -61,7 +61,7 @@ func (d *Daemon) detach(ctx context.Context) error {
 
 // drain stops steering, and waits for the replies that are under way.
 func (d *Daemon) drain(ctx context.Context) error {
-	if err := datapath.DetachQueries(d.config.BPFFS); err != nil {
+	if err := errors.Join(datapath.DetachQueries(d.config.BPFFS), filters{d.journal}.detachQueries()); err != nil {
 		return err
 	}
 	ctx, cancel := context.WithTimeout(ctx, drainTimeout)

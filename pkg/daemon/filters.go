@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strconv"
 
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/datapath"
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/netdev"
@@ -19,17 +20,16 @@ type filters struct{ journal *state.Journal }
 
 type filterChange struct {
 	Filter netdev.Filter `json:"filter"`
-	// AddedQdisc is set if there was no clsact qdisc before.
-	AddedQdisc bool `json:"addedQdisc"`
 }
 
-func (c filterChange) undo() error {
-	err := netdev.DetachFilter(c.Filter)
-	if c.AddedQdisc {
-		err = errors.Join(err, netdev.RemoveClsact(c.Filter.Ifindex))
-	}
-	return err
+func (c filterChange) undo() error { return netdev.DetachFilter(c.Filter) }
+
+// qdiscChange is a clsact qdisc that was not there before. It goes after all filters, whichever was the first.
+type qdiscChange struct {
+	Ifindex int `json:"ifindex"`
 }
+
+func (c qdiscChange) undo() error { return netdev.RemoveClsact(c.Ifindex) }
 
 // filterOf maps an attachment to its filter. The index keeps the two programs apart that one ingress may have.
 func filterOf(a datapath.Attachment) netdev.Filter {
@@ -59,7 +59,12 @@ func (f filters) AttachFilter(a datapath.Attachment, programFD int) error {
 			return err
 		}
 	}
-	if err := f.journal.Record(changeFilter, a.String(), filterChange{Filter: filter, AddedQdisc: !had}); err != nil {
+	if !had {
+		if err := f.journal.Record(changeQdisc, strconv.Itoa(a.Ifindex), qdiscChange{Ifindex: a.Ifindex}); err != nil {
+			return err
+		}
+	}
+	if err := f.journal.Record(changeFilter, a.String(), filterChange{Filter: filter}); err != nil {
 		return err
 	}
 	return netdev.AttachFilter(filter, programFD)
@@ -80,15 +85,28 @@ func (f filters) DetachFilter(a datapath.Attachment) error {
 
 // keepOnly detaches what a daemon that died left and this one does not want: the datapath knows only its own filters.
 func (f filters) keepOnly(wanted []datapath.Attachment) error {
+	return f.detachUnless(func(name string, _ netdev.Filter) bool {
+		return slices.ContainsFunc(wanted, func(a datapath.Attachment) bool { return a.String() == name })
+	})
+}
+
+// detachQueries detaches the filters that steer queries and leaves those that bring replies back.
+func (f filters) detachQueries() error {
+	return f.detachUnless(func(_ string, filter netdev.Filter) bool { return filter.Name == string(datapath.FromBackend) })
+}
+
+func (f filters) detachUnless(keep func(name string, filter netdev.Filter) bool) error {
 	var errs []error
 	for _, change := range f.journal.Changes() {
-		isWanted := func(a datapath.Attachment) bool { return a.String() == change.Name }
-		if change.Kind != changeFilter || slices.ContainsFunc(wanted, isWanted) {
+		if change.Kind != changeFilter {
 			continue
 		}
 		var data filterChange
 		if err := json.Unmarshal(change.Data, &data); err != nil {
 			errs = append(errs, fmt.Errorf("journal: filter %s: %w", change.Name, err))
+			continue
+		}
+		if keep(change.Name, data.Filter) {
 			continue
 		}
 		err := data.undo()

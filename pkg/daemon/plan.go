@@ -4,6 +4,7 @@ package daemon
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"path/filepath"
 
@@ -19,7 +20,7 @@ import (
 // It changes nothing: for a moment it listens on the addresses, as the check of an attach does.
 func Plan(ctx context.Context, c config.Config, log *zap.Logger) (lines []string, err error) {
 	if pid, held := state.Holder(filepath.Join(c.RunDir, lockFile)); held {
-		return []string{fmt.Sprintf("nothing: attached already, by process %d", pid)}, nil
+		return []string{planBeside(pid, c)}, nil
 	}
 	ctx, cancel := context.WithTimeout(ctx, c.Wait)
 	defer cancel()
@@ -27,7 +28,11 @@ func Plan(ctx context.Context, c config.Config, log *zap.Logger) (lines []string
 	if d.journal, err = state.Open(c.StateDir); err != nil {
 		return nil, err
 	}
-	if !d.journal.Empty() {
+	switch {
+	case d.journal.Empty():
+	case d.canAdopt(d.journal.Header()):
+		lines = append(lines, "take over from a daemon that died")
+	default:
 		lines = append(lines, "undo what an earlier attachment left")
 	}
 	defer func() {
@@ -45,6 +50,18 @@ func Plan(ctx context.Context, c config.Config, log *zap.Logger) (lines []string
 		return lines, err
 	}
 	return append(lines, d.describe(n)...), nil
+}
+
+// planBeside says what an attach does while a daemon is attached.
+func planBeside(pid int, c config.Config) string {
+	journal, err := state.Open(c.StateDir)
+	if err == nil {
+		var now config.Config
+		if err := json.Unmarshal(journal.Header().Params, &now); err == nil && !sameSettings(now, c) {
+			return fmt.Sprintf("attached already, by process %d: go over to these settings, without a gap", pid)
+		}
+	}
+	return fmt.Sprintf("nothing: attached already, by process %d", pid)
 }
 
 func (d *Daemon) describe(n network) (lines []string) {

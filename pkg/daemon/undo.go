@@ -24,10 +24,11 @@ const (
 	changePins   = "pins"   // name: the pin directory
 	changeSysctl = "sysctl" // name: the sysctl's, data: sysctlChange
 	changeFilter = "filter" // name: the attachment's, data: filterChange
+	changeQdisc  = "qdisc"  // name: the interface's index, data: qdiscChange
 )
 
-// undoOrder is the order in which the kinds are undone: after the resolver, and filters before the maps they use.
-var undoOrder = []string{changeFilter, changePins, changeSysctl}
+// undoOrder is the order in which the kinds are undone: after the resolver, and filters before what they are on and use.
+var undoOrder = []string{changeFilter, changeQdisc, changePins, changeSysctl}
 
 type sysctlChange struct {
 	Old string `json:"old"`
@@ -127,6 +128,12 @@ func undoChange(change state.Change) (string, error) {
 			return "", fmt.Errorf("journal: filter %s: %w", change.Name, err)
 		}
 		return "filter removed: " + change.Name, data.undo()
+	case changeQdisc:
+		var data qdiscChange
+		if err := json.Unmarshal(change.Data, &data); err != nil {
+			return "", fmt.Errorf("journal: qdisc of interface %s: %w", change.Name, err)
+		}
+		return "", data.undo()
 	}
 	return "", fmt.Errorf("journal: unknown change %q: written by a newer version: use that one", change.Kind)
 }

@@ -132,7 +132,11 @@ func TestLiveChange(t *testing.T) {
 	if r := h.run(attachArgs()...); r.code != 0 || r.stdout != "already attached\n" {
 		t.Errorf("the same settings: %v", r)
 	}
-	if r := h.run(attachArgs("--zone", "cluster.local", "--zone", "other.test", "--upstream", lab.External1)...); r.code != 0 ||
+	others := attachArgs("--zone", "cluster.local", "--zone", "other.test", "--upstream", lab.External1)
+	if r := h.run(append(others, "--dry-run")...); r.code != 0 || !strings.Contains(r.stdout, "go over to these settings") {
+		t.Errorf("the plan: %v", r)
+	}
+	if r := h.run(others...); r.code != 0 ||
 		!strings.Contains(r.stdout, "new settings") {
 		t.Errorf("other settings: %v", r)
 	}

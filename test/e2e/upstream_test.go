@@ -48,7 +48,7 @@ func TestClusterNamesNeverLeave(t *testing.T) {
 				steered := q.transport == "+notcp" && mode == nil && q.server != "@::1"
 				patience := "+time=5"
 				if steered {
-					patience = "+time=1" // nobody answers, unless it leaks; health is the business of a later issue
+					patience = "+time=1" // nobody answers, unless it leaks
 				}
 				r := command(t, q.node, "dig", q.server, q.transport, "+tries=1", patience, q.name, "A")
 				if strings.Contains(r.stdout, lab.OutsideAnswer) {
