@@ -78,6 +78,7 @@ struct {
 	__uint(max_entries, DNS_NAT_PORTS_MAX);
 	__type(key, __u32);
 	__type(value, struct dns_flow);
+	__uint(map_flags, BPF_F_MMAPABLE); /* the daemon looks through all of it several times a second */
 	__uint(pinning, LIBBPF_PIN_BY_NAME);
 } dns_flows SEC(".maps");
 

@@ -4,12 +4,12 @@ package datapath
 
 import (
 	"context"
-	"errors"
+	"encoding/binary"
 	"fmt"
 	"net/netip"
+	"slices"
 	"time"
-
-	"github.com/cilium/ebpf"
+	"unsafe"
 )
 
 // drainPoll is how often Drain looks: replies take about a millisecond, and the kernel tells nobody of the last one.
@@ -83,26 +83,33 @@ func (d *Datapath) walkFlows(visit func(flow dnsbpfDnsFlow, age time.Duration)) 
 	}
 	d.flowsMu.Lock()
 	defer d.flowsMu.Unlock()
+	memory, err := d.objects.DnsFlows.Memory()
+	if err != nil {
+		return fmt.Errorf("map dns_flows into memory: %w", err)
+	}
 	if d.flows == nil {
-		d.slots, d.flows = make([]uint32, natPortsMax), make([]dnsbpfDnsFlow, natPortsMax)
+		d.flows = make([]byte, natPortsMax*flowSize)
 	}
-	var cursor ebpf.MapBatchCursor
-	for {
-		n, err := d.objects.DnsFlows.BatchLookup(&cursor, d.slots, d.flows, nil)
-		if err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
-			return fmt.Errorf("read map dns_flows: %w", err)
-		}
-		for _, flow := range d.flows[:n] {
-			age := time.Duration(now - int64(flow.StartedNs))
-			if flow.StartedNs != 0 && age <= d.options.FlowTimeout {
-				visit(flow, age)
-			}
-		}
-		if err != nil {
-			return nil
-		}
+	if _, err := memory.ReadAt(d.flows, 0); err != nil {
+		return fmt.Errorf("read map dns_flows: %w", err)
 	}
+	for slot := range slices.Chunk(d.flows, flowSize) {
+		started := binary.NativeEndian.Uint64(slot) // its first field
+		age := time.Duration(now - int64(started))
+		if started == 0 || age > d.options.FlowTimeout {
+			continue
+		}
+		var flow dnsbpfDnsFlow
+		if _, err := binary.Decode(slot, binary.NativeEndian, &flow); err != nil {
+			return fmt.Errorf("decode map dns_flows: %w", err)
+		}
+		visit(flow, age)
+	}
+	return nil
 }
+
+// flowSize is the size of a slot in octets.
+const flowSize = int(unsafe.Sizeof(dnsbpfDnsFlow{}))
 
 // Drain waits until no steered query is in flight or ctx ends.
 func (d *Datapath) Drain(ctx context.Context) error {

@@ -54,8 +54,7 @@ type Datapath struct {
 	filters map[Attachment]bool // attached with TrafficControl
 
 	flowsMu     sync.Mutex // guards what follows: buffers that dns_flows is read into, and what was found last
-	slots       []uint32
-	flows       []dnsbpfDnsFlow
+	flows       []byte
 	quiet       bool // no query was in flight
 	trafficThen traffic
 }
