@@ -32,7 +32,8 @@ type Results struct {
 	Host     HostInfo
 	Options  Options
 	Contests []*Contest
-	Latency  *Latency `json:",omitempty"`
+	Latency  *Latency  `json:",omitempty"`
+	Loopback *Loopback `json:",omitempty"`
 	Took     time.Duration
 }
 
@@ -110,6 +111,11 @@ func measure(ctx context.Context, l *lab.Lab, options Options) (*Results, error)
 		options.Progress(latencyTitle)
 		if results.Latency, err = b.latency(ctx); err != nil {
 			return nil, fmt.Errorf("%s: %w", latencyTitle, err)
+		}
+	}
+	if strings.Contains(loopbackTitle, options.Only) {
+		if results.Loopback, err = b.loopback(ctx); err != nil {
+			return nil, fmt.Errorf("%s: %w", loopbackTitle, err)
 		}
 	}
 	return results, nil

@@ -168,6 +168,10 @@ func (r *Results) write(w io.Writer) error {
 			return err
 		}
 	}
+	if l := r.Loopback; l != nil {
+		fmt.Fprintf(w, "\n%s (%d pairs)\n   detached %.0f MB/s, attached %.0f MB/s; attached over detached, median of the pairs: %.3f\n",
+			loopbackTitle, 2*r.Options.Rounds, l.Without/1e6, l.With/1e6, l.Ratio)
+	}
 	if l := r.Latency; l != nil {
 		fmt.Fprintf(w, "\n%s (%d queries each, in %d batches)\n", latencyTitle, l.Direct.Queries, r.Options.LatencyBatches)
 		fmt.Fprintln(t, "\tp50 us\tp90\tp99\t")
