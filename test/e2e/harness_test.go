@@ -298,33 +298,11 @@ func listenUDP(node *lab.Node, address string) (*net.UDPConn, error) {
 // ask sends one datagram from a socket of its own and returns the reply, nil if none came in time. A reply from any
 // other address than the one that was asked is an error.
 func ask(from *lab.Node, server netip.AddrPort, payload []byte, wait time.Duration) ([]byte, error) {
-	local := "0.0.0.0:0"
+	local := "0.0.0.0"
 	if server.Addr().Is6() {
-		local = "[::]:0"
+		local = "::"
 	}
-	conn, err := listenUDP(from, local)
-	if err != nil {
-		return nil, err
-	}
-	defer conn.Close()
-	if _, err := conn.WriteToUDPAddrPort(payload, server); err != nil {
-		return nil, err
-	}
-	if err := conn.SetReadDeadline(time.Now().Add(wait)); err != nil {
-		return nil, err
-	}
-	reply := make([]byte, 65535)
-	n, source, err := conn.ReadFromUDPAddrPort(reply)
-	if errors.Is(err, os.ErrDeadlineExceeded) {
-		return nil, nil
-	}
-	if err != nil {
-		return nil, err
-	}
-	if source = netip.AddrPortFrom(source.Addr().Unmap(), source.Port()); source != server {
-		return nil, fmt.Errorf("the reply came from %s, and %s was asked", source, server)
-	}
-	return reply[:n], nil
+	return askAs(from, local, server, payload, wait)
 }
 
 // queries is how many queries servers have seen.
