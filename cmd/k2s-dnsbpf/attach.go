@@ -34,16 +34,12 @@ the host has now. Returns when the host resolves through it; the daemon stays in
 	cmd.Flags().BoolVar(&foreground, "foreground", false, "stay in the foreground, for a service unit or a container")
 	cmd.Flags().BoolVar(&dryRun, "dry-run", false, "say what would be done, and change nothing")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
-		c, err := s.config()
+		c, log, err := s.configAndLogger()
 		if err != nil {
 			return err
 		}
 		if err := absolutePaths(&c); err != nil {
 			return err
-		}
-		log, err := newLogger(c.LogLevel)
-		if err != nil {
-			return usageError{err}
 		}
 		if dryRun {
 			plan, err := daemon.Plan(cmd.Context(), c, log)
@@ -113,6 +109,3 @@ func printLines(cmd *cobra.Command, lines []string) {
 		fmt.Fprintln(cmd.OutOrStdout(), line)
 	}
 }
-
-// stdin of a daemon: nothing to read, and no terminal held open.
-func openNull() (*os.File, error) { return os.OpenFile(os.DevNull, os.O_RDWR, 0) }

@@ -69,11 +69,6 @@ func attachInBackground(ctx context.Context, c config.Config) error {
 	}
 	defer reader.Close()
 	defer writer.Close()
-	null, err := openNull()
-	if err != nil {
-		return err
-	}
-	defer null.Close()
 	log, err := openLog(c)
 	if err != nil {
 		return err
@@ -81,7 +76,7 @@ func attachInBackground(ctx context.Context, c config.Config) error {
 	defer log.Close()
 
 	child := exec.Command(self, foregroundArgs(os.Args[1:])...)
-	child.Stdin, child.Stdout, child.Stderr = null, log, log
+	child.Stdout, child.Stderr = log, log
 	child.ExtraFiles = []*os.File{writer}
 	child.Env = append(os.Environ(), readyFDVariable+"=3")
 	child.SysProcAttr = &syscall.SysProcAttr{Setsid: true}

@@ -20,13 +20,9 @@ func newDetachCommand() *cobra.Command {
 	s := newSettings(cmd)
 	cmd.Flags().BoolVar(&dryRun, "dry-run", false, "say what would be done, and change nothing")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
-		c, err := s.config()
+		c, log, err := s.configAndLogger()
 		if err != nil {
 			return err
-		}
-		log, err := newLogger(c.LogLevel)
-		if err != nil {
-			return usageError{err}
 		}
 		if dryRun {
 			plan, err := daemon.PlanDetach(c)

@@ -20,13 +20,9 @@ shell, for boot, and for whoever finds a host that a dead daemon left.`,
 	}
 	s := newSettings(cmd)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
-		c, err := s.config()
+		c, log, err := s.configAndLogger()
 		if err != nil {
 			return err
-		}
-		log, err := newLogger(c.LogLevel)
-		if err != nil {
-			return usageError{err}
 		}
 		done, err := daemon.Restore(c, log)
 		printLines(cmd, done)

@@ -10,6 +10,7 @@ import (
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
+	"go.uber.org/zap"
 
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/config"
 )
@@ -228,4 +229,17 @@ func (s *settings) config() (config.Config, error) {
 		return c, err
 	}
 	return c, nil
+}
+
+// configAndLogger is config, with a logger of the level that it names.
+func (s *settings) configAndLogger() (config.Config, *zap.Logger, error) {
+	c, err := s.config()
+	if err != nil {
+		return c, nil, err
+	}
+	log, err := newLogger(c.LogLevel)
+	if err != nil {
+		return c, nil, usageError{err}
+	}
+	return c, log, nil
 }

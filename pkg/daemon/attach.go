@@ -128,14 +128,20 @@ func (d *Daemon) ownAddresses() []netip.Addr {
 
 // begin opens the journal's new page. From here on the host is changed, and every change is recorded before.
 func (d *Daemon) begin() error {
+	if err := d.recordSettings(state.Header{}); err != nil {
+		return fmt.Errorf("%w: make room there, or name another directory with --state-dir", err)
+	}
+	return nil
+}
+
+// recordSettings begins a page of the journal with this daemon's settings and, of an attachment that goes on, its header.
+func (d *Daemon) recordSettings(header state.Header) error {
 	params, err := json.Marshal(d.config)
 	if err != nil {
 		return fmt.Errorf("encode settings for the journal: %w", err)
 	}
-	if err := d.journal.Begin(state.Header{Version: d.version, Params: params}); err != nil {
-		return fmt.Errorf("%w: make room there, or name another directory with --state-dir", err)
-	}
-	return nil
+	header.Version, header.Params = d.version, params
+	return d.journal.Begin(header)
 }
 
 func (d *Daemon) load() error {

@@ -3,9 +3,7 @@
 package daemon
 
 import (
-	"encoding/json"
 	"errors"
-	"fmt"
 	"slices"
 	"strconv"
 
@@ -101,15 +99,15 @@ func (f filters) detachUnless(keep func(name string, filter netdev.Filter) bool)
 		if change.Kind != changeFilter {
 			continue
 		}
-		var data filterChange
-		if err := json.Unmarshal(change.Data, &data); err != nil {
-			errs = append(errs, fmt.Errorf("journal: filter %s: %w", change.Name, err))
+		data, err := recorded[filterChange](change)
+		if err != nil {
+			errs = append(errs, err)
 			continue
 		}
 		if keep(change.Name, data.Filter) {
 			continue
 		}
-		err := data.undo()
+		err = data.undo()
 		if err == nil {
 			err = f.journal.Forget(change.Kind, change.Name)
 		}

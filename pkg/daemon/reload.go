@@ -17,7 +17,6 @@ import (
 
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/config"
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/discovery"
-	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/state"
 )
 
 // ErrNeedsDetach is returned by Reload for a setting that can't change while attached.
@@ -132,14 +131,7 @@ func (d *Daemon) commit(request *reload) error {
 		d.routing, d.config = old, oldConfig
 		return errors.Join(err, d.program(oldSnapshot))
 	}
-	params, err := json.Marshal(d.config)
-	if err != nil {
-		return fmt.Errorf("encode settings for the journal: %w", err)
-	}
-	header := d.journal.Header()
-	if err := d.journal.Begin(state.Header{
-		AttachID: header.AttachID, BootID: header.BootID, Since: header.Since, Version: d.version, Params: params,
-	}); err != nil {
+	if err := d.recordSettings(d.journal.Header()); err != nil {
 		d.log.Error("new settings not in the journal", zap.Error(err))
 	}
 	old.stop()

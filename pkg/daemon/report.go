@@ -45,9 +45,6 @@ func (d *Daemon) report() status.Report {
 	if d.snapshot.Stale {
 		report.Problems = append(report.Problems, "endpoints can't be confirmed: "+d.snapshot.Reason)
 	}
-	report.Counters = map[string]status.Counters{}
-	report.Datapath.Programs = []status.Program{}
-	report.Resolver.Upstreams = make([]string, 0, len(d.routing.upstreams))
 	for _, upstream := range d.routing.upstreams {
 		report.Resolver.Upstreams = append(report.Resolver.Upstreams, upstream.String())
 	}
@@ -83,7 +80,7 @@ func (d *Daemon) report() status.Report {
 
 // fillResolver adds what the file system says, which is so with or without a daemon.
 func fillResolver(report *status.Report, manager *resolvconf.Manager, c config.Config) {
-	report.Resolver.File, report.Resolver.Search = c.ResolvConf, []string{}
+	report.Resolver.File = c.ResolvConf
 	inspection, err := manager.Inspect()
 	if err != nil {
 		report.Problems = append(report.Problems, err.Error())
@@ -165,9 +162,9 @@ func fillFilters(report *status.Report, journal *state.Journal) {
 		if change.Kind != changeFilter {
 			continue
 		}
-		var data filterChange
-		if err := json.Unmarshal(change.Data, &data); err != nil {
-			report.Problems = append(report.Problems, fmt.Sprintf("journal: filter %s: %v", change.Name, err))
+		data, err := recorded[filterChange](change)
+		if err != nil {
+			report.Problems = append(report.Problems, err.Error())
 			continue
 		}
 		id, ifname, err := netdev.FilterProgram(data.Filter)
@@ -206,11 +203,7 @@ func Status(ctx context.Context, c config.Config) (status.Report, error) {
 	if _, held := state.Holder(filepath.Join(c.RunDir, lockFile)); held && errors.Is(err, os.ErrNotExist) {
 		problem = "an attach or detach is at work: ask again when it has ended"
 	}
-	report = status.Report{Zones: []status.Zone{}, Endpoints: []status.Endpoint{}}
-	report.Resolver.File, report.Resolver.Upstreams, report.Resolver.Search = c.ResolvConf, []string{}, []string{}
-	report.Counters = map[string]status.Counters{}
-	report.Datapath.Programs = []status.Program{}
-	report.Forwarder.Listen = []string{}
+	report = status.Report{Resolver: status.Resolver{File: c.ResolvConf}}
 
 	journal, err := state.Open(c.StateDir)
 	if errors.Is(err, os.ErrPermission) {

@@ -117,25 +117,33 @@ func undoChange(change state.Change) (string, error) {
 	case changePins:
 		return "programs detached, pins removed from " + change.Name, datapath.Remove(change.Name)
 	case changeSysctl:
-		var data sysctlChange
-		if err := json.Unmarshal(change.Data, &data); err != nil {
-			return "", fmt.Errorf("journal: sysctl %s: %w", change.Name, err)
+		data, err := recorded[sysctlChange](change)
+		if err != nil {
+			return "", err
 		}
 		return undoSysctl(change.Name, data)
 	case changeFilter:
-		var data filterChange
-		if err := json.Unmarshal(change.Data, &data); err != nil {
-			return "", fmt.Errorf("journal: filter %s: %w", change.Name, err)
+		data, err := recorded[filterChange](change)
+		if err != nil {
+			return "", err
 		}
 		return "filter removed: " + change.Name, data.undo()
 	case changeQdisc:
-		var data qdiscChange
-		if err := json.Unmarshal(change.Data, &data); err != nil {
-			return "", fmt.Errorf("journal: qdisc of interface %s: %w", change.Name, err)
+		data, err := recorded[qdiscChange](change)
+		if err != nil {
+			return "", err
 		}
 		return "", data.undo()
 	}
 	return "", fmt.Errorf("journal: unknown change %q: written by a newer version: use that one", change.Kind)
+}
+
+// recorded decodes what the journal keeps of a change.
+func recorded[T any](change state.Change) (data T, err error) {
+	if err := json.Unmarshal(change.Data, &data); err != nil {
+		return data, fmt.Errorf("journal: %s %s: %w", change.Kind, change.Name, err)
+	}
+	return data, nil
 }
 
 // undoSysctl leaves a value alone that somebody else has set since.

@@ -117,7 +117,7 @@ func FuzzReverseZones(f *testing.F) {
 	f.Fuzz(func(t *testing.T, network []byte, bits uint8, probe []byte) {
 		n, ok := netip.AddrFromSlice(network)
 		if !ok || n.Is4In6() {
-			t.Skip()
+			t.Skip("not an address, or one that its IPv4 form covers")
 		}
 		p, err := n.Prefix(int(bits) % (n.BitLen() + 1))
 		if err != nil {
