@@ -18,7 +18,7 @@ C_FILES  = $(wildcard bpf/*.c bpf/*.h bpf/lib/*.h test/cmd/*/*.c)
 say = @printf '\n==> %s\n' '$(1)'
 
 .DEFAULT_GOAL := help
-.PHONY: help build generate helpers test test-unit test-e2e test-kernel demo bench lint fmt check-headers verify-generate fuzz clean
+.PHONY: help build generate helpers test test-unit test-e2e test-kernel demo bench cluster lint fmt check-headers verify-generate fuzz clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z][a-z-]*:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -38,6 +38,23 @@ helpers: test/bin/coredns test/bin/labctl test/bin/goresolve test/bin/muslresolv
 test/bin/coredns: test/cmd/coredns/main.go test/go.mod test/go.sum
 	$(call say,building CoreDNS for the lab: once$(comma) up to some minutes)
 	cd test && CGO_ENABLED=0 go build -trimpath -ldflags='-s -w' -o bin/coredns ./cmd/coredns
+	@touch $@
+
+# What a cluster in the lab is made of, in a module of its own: the first build compiles all of Kubernetes.
+cluster: test/bin/kube test/bin/coredns-kubernetes ## build the real Kubernetes that tests run, into test/bin
+
+KUBERNETES = $(shell awk '$$1 == "k8s.io/kubernetes" { print $$2 }' test/kube/go.mod)
+KUBE_LDFLAGS = -X k8s.io/component-base/version.gitVersion=$(KUBERNETES) -X k8s.io/component-base/version.gitMajor=1 \
+	-X k8s.io/component-base/version.gitTreeState=clean
+
+test/bin/kube: test/kube/cmd/kube/main.go test/kube/go.mod test/kube/go.sum
+	$(call say,building Kubernetes for the lab: once$(comma) up to a quarter of an hour)
+	cd test/kube && CGO_ENABLED=0 go build -trimpath -ldflags='-s -w $(KUBE_LDFLAGS)' -o ../bin/kube ./cmd/kube
+	@touch $@
+
+test/bin/coredns-kubernetes: test/kube/cmd/coredns/main.go test/kube/go.mod test/kube/go.sum
+	$(call say,building CoreDNS with its kubernetes plugin)
+	cd test/kube && CGO_ENABLED=0 go build -trimpath -ldflags='-s -w' -o ../bin/coredns-kubernetes ./cmd/coredns
 	@touch $@
 
 test/bin/labctl test/bin/goresolve: test/bin/%: $(wildcard test/cmd/*/*.go test/lab/*.go) test/go.mod test/go.sum
@@ -61,7 +78,7 @@ test-unit: ## run the tests of the product's packages
 	$(call say,every fault at every step of takeover and restoration)
 	$(SUDO) env K2S_LAB_REQUIRED=1 go test -count=1 -run '^(TestFaults|TestKillAtSteps|TestPowerLoss)$$' ./pkg/resolvconf
 
-test-e2e: helpers ## run the tests in the lab: namespaces, a real CoreDNS, a real unbound
+test-e2e: helpers cluster ## run the tests in the lab: namespaces, a real CoreDNS, a real unbound
 	$(call say,end-to-end tests)
 	cd test && $(SUDO) env K2S_LAB_REQUIRED=1 go test -race -count=1 ./...
 

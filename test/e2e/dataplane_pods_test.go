@@ -46,14 +46,16 @@ func TestPods(t *testing.T) {
 					// A bridge that hands packets to the rules does so before they reach the bridge interface: there the query is
 					// to CoreDNS already and no longer ours. It must work all the same.
 					translatedFirst := pattern == "cni0" && bridged == "1" && rules
-					h.podQueries(translatedFirst, rules)
+					h.podQueries(translatedFirst, rules, rules)
 				})
 			}
 		}
 	}
 }
 
-func (h *host) podQueries(translatedFirst, rules bool) {
+// podQueries asks from a pod for what is steered, and for what is not. translatedFirst: the rules see its packets before
+// the program does. rules: there are such rules. whole: they also bring answers back, so what is not steered works.
+func (h *host) podQueries(translatedFirst, rules, whole bool) {
 	t := h.t
 	app := h.Pod("app")
 	before := h.dataplane()
@@ -88,7 +90,7 @@ func (h *host) podQueries(translatedFirst, rules bool) {
 			}
 		}
 	}
-	if rules {
+	if whole {
 		// What is not steered goes the cluster's way, to another address family of the same Service too.
 		m, err := app.Query(t.Context(), "tcp", clusterDNS, lab.Backend, dns.TypeA)
 		if err != nil || len(m.Answer) != 1 {

@@ -19,6 +19,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"sync"
 	"testing"
 	"time"
@@ -46,9 +47,11 @@ type Options struct {
 // Lab is a raised lab. Its methods may be called from several goroutines.
 type Lab struct {
 	options Options
-	nodes   []*Node
 	coredns []*Server
 	ext     []*Server
+
+	mu    sync.Mutex
+	nodes []*Node
 
 	close struct {
 		sync.Once
@@ -133,11 +136,15 @@ func (l *Lab) Pod(name string) *Node { return l.Node("pod-" + name) }
 func (l *Lab) Ext() *Node { return l.Node("ext") }
 
 // Nodes are all nodes of the lab.
-func (l *Lab) Nodes() []*Node { return l.nodes }
+func (l *Lab) Nodes() []*Node {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return slices.Clone(l.nodes)
+}
 
 // Node finds a node by its full name. An unknown name is a mistake in the test, so it panics.
 func (l *Lab) Node(name string) *Node {
-	for _, n := range l.nodes {
+	for _, n := range l.Nodes() {
 		if n.name == name {
 			return n
 		}
@@ -154,11 +161,12 @@ func (l *Lab) External(i int) *Server { return l.ext[i] }
 // Close ends every process in the lab and with them all else that it is made of.
 func (l *Lab) Close() error {
 	l.close.Do(func() {
-		l.close.err = inParallel(len(l.nodes), func(i int) error {
-			if l.nodes[i] == nil { // raising it had failed
+		nodes := l.Nodes()
+		l.close.err = inParallel(len(nodes), func(i int) error {
+			if nodes[i] == nil { // raising it had failed
 				return nil
 			}
-			return l.nodes[i].close()
+			return nodes[i].close()
 		})
 	})
 	return l.close.err

@@ -25,7 +25,7 @@ func (l *Lab) prepareServers() error {
 		}
 	}
 	for i, node := range []*Node{l.Pod("coredns-0"), l.Pod("coredns-1")} {
-		s := newCoreDNS(binary, i, node)
+		s := newCoreDNS(binary, strconv.Itoa(i), node)
 		if err := node.WriteFile(corefilePath, []byte(l.corefile(node)), 0o644); err != nil {
 			return err
 		}
@@ -50,9 +50,9 @@ func (l *Lab) prepareServers() error {
 
 const corefilePath = "/run/lab/Corefile"
 
-func newCoreDNS(binary string, i int, node *Node) *Server {
+func newCoreDNS(binary, label string, node *Node) *Server {
 	s := &Server{
-		name: fmt.Sprintf("CoreDNS %d", i), node: node, addr4: node.addr4, addr6: node.addr6,
+		name: "CoreDNS " + label, node: node, addr4: node.addr4, addr6: node.addr6,
 		argv:  []string{binary, "-conf", corefilePath},
 		ready: "CoreDNS-", // its banner, written when all listeners are open
 		isQuery: func(line string) (Query, bool) {

@@ -47,9 +47,10 @@ var snapshotSkips = []string{"/run/lab", "/run/xtables.lock"}
 // NAT rules, listening sockets, network settings, files and processes. Two snapshots with nothing done between them
 // are equal; Diff shows what has changed otherwise.
 func (l *Lab) Snapshot(ctx context.Context) (string, error) {
-	parts := make([]string, len(l.nodes))
-	err := inParallel(len(l.nodes), func(i int) (err error) {
-		parts[i], err = l.nodes[i].Snapshot(ctx)
+	nodes := l.Nodes()
+	parts := make([]string, len(nodes))
+	err := inParallel(len(nodes), func(i int) (err error) {
+		parts[i], err = nodes[i].Snapshot(ctx)
 		return err
 	})
 	return strings.Join(parts, ""), err
