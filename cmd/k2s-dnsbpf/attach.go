@@ -31,6 +31,7 @@ the host has now. Returns when the host resolves through it; the daemon stays in
 	s.addAttachFlags()
 	complete(cmd, "topology", config.TopologyNativeLinux)
 	complete(cmd, "resolver", config.ResolverTakeover, config.ResolverNone)
+	complete(cmd, "endpoint-preference", config.PreferAll, config.PreferNode, config.PreferZone)
 	cmd.Flags().BoolVar(&foreground, "foreground", false, "stay in the foreground, for a service unit or a container")
 	cmd.Flags().BoolVar(&dryRun, "dry-run", false, "say what would be done, and change nothing")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {

@@ -87,14 +87,15 @@ func (s *settings) addAttachFlags() {
 	s.list("dns-endpoint", "`IP[:PORT]` of a CoreDNS to ask in place of discovery; may be repeated", func(c *config.Config, texts []string) error {
 		return parseAll(&c.DNSEndpoints, texts, config.ParseServer)
 	})
-	s.list("zone", "cluster zone `NAME`; may be repeated (default "+config.DefaultZone+")", func(c *config.Config, texts []string) error {
+	s.addDiscoveryFlags()
+	s.list("zone", "cluster zone `NAME`, in place of those of the Corefile; may be repeated (default "+config.DefaultZone+" if there is none)", func(c *config.Config, texts []string) error {
 		c.Zones = texts
 		return nil
 	})
-	s.list("service-cidr", "range of Service addresses, `PREFIX`, whose reverse zones are the cluster's too", func(c *config.Config, texts []string) error {
+	s.list("service-cidr", "range of Service addresses, `PREFIX`, whose reverse zones are the cluster's too, in place of the ServiceCIDR objects; may be repeated", func(c *config.Config, texts []string) error {
 		return parseAll(&c.ServiceCIDRs, texts, parsePrefix)
 	})
-	s.list("pod-cidr", "range of Pod addresses, `PREFIX`, whose reverse zones are the cluster's too", func(c *config.Config, texts []string) error {
+	s.list("pod-cidr", "range of Pod addresses, `PREFIX`, whose reverse zones are the cluster's too, in place of the nodes' podCIDRs; may be repeated", func(c *config.Config, texts []string) error {
 		return parseAll(&c.PodCIDRs, texts, parsePrefix)
 	})
 	s.text("kubeswitch-address", "", "this host's `IP` on the KubeSwitch (default "+config.DefaultKubeSwitchAddress.String()+" if an interface has it)",

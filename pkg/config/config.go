@@ -50,51 +50,71 @@ const (
 	ResolverNone     ResolverMode = "none"     // nothing is touched
 )
 
+// EndpointPreference says which of the ready endpoints are asked.
+type EndpointPreference string
+
+// The preferences. Each means all of them if there is none that it prefers.
+const (
+	PreferAll  EndpointPreference = "all"
+	PreferNode EndpointPreference = "node" // those on this node
+	PreferZone EndpointPreference = "zone" // those for this node's topology zone
+)
+
 // Config is a complete set of settings. The field tags are the keys of the file.
 type Config struct {
-	Topology          Topology         `yaml:"topology" json:"topology"`
-	Kubeconfig        string           `yaml:"kubeconfig" json:"kubeconfig,omitempty"`
-	DNSEndpoints      []netip.AddrPort `yaml:"dnsEndpoints" json:"dnsEndpoints,omitempty"`
-	Zones             []string         `yaml:"zones" json:"zones"`
-	ServiceCIDRs      []netip.Prefix   `yaml:"serviceCIDRs" json:"serviceCIDRs,omitempty"`
-	PodCIDRs          []netip.Prefix   `yaml:"podCIDRs" json:"podCIDRs,omitempty"`
-	KubeSwitchAddress netip.Addr       `yaml:"kubeswitchAddress" json:"kubeswitchAddress,omitzero"`
-	Upstreams         []netip.AddrPort `yaml:"upstreams" json:"upstreams,omitempty"`
-	Allowed           []netip.Prefix   `yaml:"allowed" json:"allowed,omitempty"`
-	Pods              []string         `yaml:"pods" json:"pods,omitempty"`
-	ClusterDNS        []netip.Addr     `yaml:"clusterDNS" json:"clusterDNS,omitempty"`
-	Resolver          ResolverMode     `yaml:"resolver" json:"resolver"`
-	BPF               bool             `yaml:"bpf" json:"bpf"`
-	Wait              time.Duration    `yaml:"wait" json:"wait"`
-	ResolvConf        string           `yaml:"resolvConf" json:"resolvConf"`
-	StateDir          string           `yaml:"stateDir" json:"stateDir"`
-	RunDir            string           `yaml:"runDir" json:"runDir"`
-	BPFFS             string           `yaml:"bpffs" json:"bpffs"`
-	LogLevel          string           `yaml:"logLevel" json:"logLevel"`
+	Topology           Topology           `yaml:"topology" json:"topology"`
+	Kubeconfig         string             `yaml:"kubeconfig" json:"kubeconfig,omitempty"`
+	DNSEndpoints       []netip.AddrPort   `yaml:"dnsEndpoints" json:"dnsEndpoints,omitempty"`
+	DNSService         string             `yaml:"dnsService" json:"dnsService,omitempty"`
+	CorefileConfigMap  string             `yaml:"corefileConfigMap" json:"corefileConfigMap,omitempty"`
+	StubZones          bool               `yaml:"stubZones" json:"stubZones"`
+	EndpointPreference EndpointPreference `yaml:"endpointPreference" json:"endpointPreference"`
+	NodeName           string             `yaml:"nodeName" json:"nodeName,omitempty"`
+	Zones              []string           `yaml:"zones" json:"zones,omitempty"`
+	ServiceCIDRs       []netip.Prefix     `yaml:"serviceCIDRs" json:"serviceCIDRs,omitempty"`
+	PodCIDRs           []netip.Prefix     `yaml:"podCIDRs" json:"podCIDRs,omitempty"`
+	KubeSwitchAddress  netip.Addr         `yaml:"kubeswitchAddress" json:"kubeswitchAddress,omitzero"`
+	Upstreams          []netip.AddrPort   `yaml:"upstreams" json:"upstreams,omitempty"`
+	Allowed            []netip.Prefix     `yaml:"allowed" json:"allowed,omitempty"`
+	Pods               []string           `yaml:"pods" json:"pods,omitempty"`
+	ClusterDNS         []netip.Addr       `yaml:"clusterDNS" json:"clusterDNS,omitempty"`
+	Resolver           ResolverMode       `yaml:"resolver" json:"resolver"`
+	BPF                bool               `yaml:"bpf" json:"bpf"`
+	Wait               time.Duration      `yaml:"wait" json:"wait"`
+	ResolvConf         string             `yaml:"resolvConf" json:"resolvConf"`
+	StateDir           string             `yaml:"stateDir" json:"stateDir"`
+	RunDir             string             `yaml:"runDir" json:"runDir"`
+	BPFFS              string             `yaml:"bpffs" json:"bpffs"`
+	LogLevel           string             `yaml:"logLevel" json:"logLevel"`
 }
 
 // Default returns the settings of a host that says nothing.
 func Default() Config {
 	return Config{
-		Topology:          TopologyNativeLinux,
-		Kubeconfig:        "",  // searched for
-		DNSEndpoints:      nil, // discovered
-		Zones:             []string{DefaultZone},
-		ServiceCIDRs:      nil,
-		PodCIDRs:          nil,
-		KubeSwitchAddress: netip.Addr{}, // DefaultKubeSwitchAddress if an interface has it
-		Upstreams:         nil,          // the host's own
-		Allowed:           nil,          // the KubeSwitch interface's own subnets
-		Pods:              nil,          // pods are left alone
-		ClusterDNS:        nil,          // discovered
-		Resolver:          ResolverTakeover,
-		BPF:               true,
-		Wait:              DefaultWait,
-		ResolvConf:        DefaultResolvConf,
-		StateDir:          DefaultStateDir,
-		RunDir:            DefaultRunDir,
-		BPFFS:             DefaultBPFFS,
-		LogLevel:          DefaultLogLevel,
+		Topology:           TopologyNativeLinux,
+		Kubeconfig:         "",  // searched for
+		DNSEndpoints:       nil, // discovered
+		DNSService:         "",  // kube-system/kube-dns, or the one with its label
+		CorefileConfigMap:  "",  // coredns
+		StubZones:          false,
+		EndpointPreference: PreferAll,
+		NodeName:           "",           // the host's name
+		Zones:              nil,          // discovered; DefaultZone if there is nothing to discover
+		ServiceCIDRs:       nil,          // discovered
+		PodCIDRs:           nil,          // discovered
+		KubeSwitchAddress:  netip.Addr{}, // DefaultKubeSwitchAddress if an interface has it
+		Upstreams:          nil,          // the host's own
+		Allowed:            nil,          // the KubeSwitch interface's own subnets
+		Pods:               nil,          // pods are left alone
+		ClusterDNS:         nil,          // discovered
+		Resolver:           ResolverTakeover,
+		BPF:                true,
+		Wait:               DefaultWait,
+		ResolvConf:         DefaultResolvConf,
+		StateDir:           DefaultStateDir,
+		RunDir:             DefaultRunDir,
+		BPFFS:              DefaultBPFFS,
+		LogLevel:           DefaultLogLevel,
 	}
 }
 
@@ -106,8 +126,11 @@ func (c Config) Validate() error {
 	if !slices.Contains([]ResolverMode{ResolverTakeover, ResolverNone}, c.Resolver) {
 		return fmt.Errorf("resolver %q: %w: this version knows %q and %q", c.Resolver, ErrInvalid, ResolverTakeover, ResolverNone)
 	}
-	if len(c.Zones) == 0 {
-		return fmt.Errorf("zones: %w: name at least one, such as %s", ErrInvalid, DefaultZone)
+	if !slices.Contains([]EndpointPreference{PreferAll, PreferNode, PreferZone}, c.EndpointPreference) {
+		return fmt.Errorf("endpointPreference %q: %w: write %s, %s or %s", c.EndpointPreference, ErrInvalid, PreferAll, PreferNode, PreferZone)
+	}
+	if err := checkService(c.DNSService); err != nil {
+		return err
 	}
 	for _, zone := range c.Zones {
 		if err := checkZone(zone); err != nil {
@@ -133,6 +156,15 @@ func (c Config) Validate() error {
 		if !filepath.IsAbs(file) {
 			return fmt.Errorf("%s %q: %w: give an absolute path", key, file, ErrInvalid)
 		}
+	}
+	return nil
+}
+
+// checkService wants NAMESPACE/NAME, or nothing.
+func checkService(text string) error {
+	namespace, name, ok := strings.Cut(text, "/")
+	if text != "" && (!ok || namespace == "" || name == "" || strings.ContainsAny(name, "/ ")) {
+		return fmt.Errorf("dnsService %q: %w: write NAMESPACE/NAME, such as kube-system/kube-dns", text, ErrInvalid)
 	}
 	return nil
 }

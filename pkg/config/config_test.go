@@ -40,6 +40,8 @@ func TestValidate(t *testing.T) {
 	valid := map[string]func(*Config){
 		"the defaults":         func(*Config) {},
 		"no resolver":          func(c *Config) { c.Resolver = ResolverNone },
+		"no zone":              func(c *Config) { c.Zones = nil },
+		"another Service":      func(c *Config) { c.DNSService = "kube-system/rke2-coredns-rke2-coredns" },
 		"final dot":            func(c *Config) { c.Zones = []string{"cluster.local."} },
 		"reverse zones":        func(c *Config) { c.Zones = []string{"21.172.in-addr.arpa", "0.d.f.ip6.arpa"} },
 		"underscore":           func(c *Config) { c.Zones = []string{"_x.local"} },
@@ -61,7 +63,10 @@ func TestValidate(t *testing.T) {
 		"topology":           {func(c *Config) { c.Topology = "windows" }, `"windows"`},
 		"no topology":        {func(c *Config) { c.Topology = "" }, "topology"},
 		"resolver":           {func(c *Config) { c.Resolver = "systemd" }, `resolver "systemd"`},
-		"no zone":            {func(c *Config) { c.Zones = nil }, "zones"},
+		"preference":         {func(c *Config) { c.EndpointPreference = "near" }, `"near"`},
+		"Service alone":      {func(c *Config) { c.DNSService = "kube-dns" }, "NAMESPACE/NAME"},
+		"Service without":    {func(c *Config) { c.DNSService = "kube-system/" }, "NAMESPACE/NAME"},
+		"Service of three":   {func(c *Config) { c.DNSService = "a/b/c" }, "NAMESPACE/NAME"},
 		"root zone":          {func(c *Config) { c.Zones = []string{"."} }, "root"},
 		"empty zone":         {func(c *Config) { c.Zones = []string{DefaultZone, ""} }, "root"},
 		"empty label":        {func(c *Config) { c.Zones = []string{"a..b"} }, `"a..b"`},
@@ -123,6 +128,11 @@ func TestLoad(t *testing.T) {
 		"all keys": {`
 topology: native-linux
 kubeconfig: /etc/kubernetes/admin.conf
+dnsService: dns/coredns
+corefileConfigMap: corefile
+stubZones: true
+endpointPreference: node
+nodeName: n1
 dnsEndpoints: [10.0.0.1, "10.0.0.2:5353"]
 zones:
   - cluster.local
@@ -142,6 +152,8 @@ logLevel: debug
 `, func(c *Config) {
 			*c = Config{
 				Topology: TopologyNativeLinux, Kubeconfig: "/etc/kubernetes/admin.conf",
+				DNSService: "dns/coredns", CorefileConfigMap: "corefile", StubZones: true,
+				EndpointPreference: PreferNode, NodeName: "n1",
 				DNSEndpoints: servers("10.0.0.1:53", "10.0.0.2:5353"), Zones: []string{DefaultZone, "21.172.in-addr.arpa"},
 				ServiceCIDRs: []netip.Prefix{netip.MustParsePrefix("172.21.0.0/16")},
 				PodCIDRs:     []netip.Prefix{netip.MustParsePrefix("fd00:20::/64")}, KubeSwitchAddress: netip.MustParseAddr("172.19.1.2"),
@@ -228,14 +240,5 @@ func TestLoadMissingFile(t *testing.T) {
 	}
 	if _, err := Load(t.TempDir(), false); err == nil {
 		t.Error("a directory was read")
-	}
-}
-
-// What a caller does with its settings stays with it.
-func TestDefaultIsFresh(t *testing.T) {
-	first := Default()
-	first.Zones[0] = "changed"
-	if second := Default(); second.Zones[0] != DefaultZone {
-		t.Errorf("default zones are %q", second.Zones)
 	}
 }

@@ -15,25 +15,30 @@ import (
 
 // fileConfig is the file's form of Config: what YAML can't read by itself is text first.
 type fileConfig struct {
-	Topology          *Topology     `yaml:"topology"`
-	Kubeconfig        *string       `yaml:"kubeconfig"`
-	DNSEndpoints      []serverText  `yaml:"dnsEndpoints"`
-	Zones             []string      `yaml:"zones"`
-	ServiceCIDRs      []prefixText  `yaml:"serviceCIDRs"`
-	PodCIDRs          []prefixText  `yaml:"podCIDRs"`
-	KubeSwitchAddress *addressText  `yaml:"kubeswitchAddress"`
-	Upstreams         []serverText  `yaml:"upstreams"`
-	Allowed           []prefixText  `yaml:"allowed"`
-	Pods              []string      `yaml:"pods"`
-	ClusterDNS        []addressText `yaml:"clusterDNS"`
-	Resolver          *ResolverMode `yaml:"resolver"`
-	BPF               *bool         `yaml:"bpf"`
-	Wait              *durationText `yaml:"wait"`
-	ResolvConf        *string       `yaml:"resolvConf"`
-	StateDir          *string       `yaml:"stateDir"`
-	RunDir            *string       `yaml:"runDir"`
-	BPFFS             *string       `yaml:"bpffs"`
-	LogLevel          *string       `yaml:"logLevel"`
+	Topology           *Topology           `yaml:"topology"`
+	Kubeconfig         *string             `yaml:"kubeconfig"`
+	DNSEndpoints       []serverText        `yaml:"dnsEndpoints"`
+	DNSService         *string             `yaml:"dnsService"`
+	CorefileConfigMap  *string             `yaml:"corefileConfigMap"`
+	StubZones          *bool               `yaml:"stubZones"`
+	EndpointPreference *EndpointPreference `yaml:"endpointPreference"`
+	NodeName           *string             `yaml:"nodeName"`
+	Zones              []string            `yaml:"zones"`
+	ServiceCIDRs       []prefixText        `yaml:"serviceCIDRs"`
+	PodCIDRs           []prefixText        `yaml:"podCIDRs"`
+	KubeSwitchAddress  *addressText        `yaml:"kubeswitchAddress"`
+	Upstreams          []serverText        `yaml:"upstreams"`
+	Allowed            []prefixText        `yaml:"allowed"`
+	Pods               []string            `yaml:"pods"`
+	ClusterDNS         []addressText       `yaml:"clusterDNS"`
+	Resolver           *ResolverMode       `yaml:"resolver"`
+	BPF                *bool               `yaml:"bpf"`
+	Wait               *durationText       `yaml:"wait"`
+	ResolvConf         *string             `yaml:"resolvConf"`
+	StateDir           *string             `yaml:"stateDir"`
+	RunDir             *string             `yaml:"runDir"`
+	BPFFS              *string             `yaml:"bpffs"`
+	LogLevel           *string             `yaml:"logLevel"`
 }
 
 type (
@@ -144,6 +149,11 @@ func oneLine(err error) error {
 func (f fileConfig) apply(c *Config) {
 	set(&c.Topology, f.Topology)
 	set(&c.Kubeconfig, f.Kubeconfig)
+	set(&c.DNSService, f.DNSService)
+	set(&c.CorefileConfigMap, f.CorefileConfigMap)
+	set(&c.StubZones, f.StubZones)
+	set(&c.EndpointPreference, f.EndpointPreference)
+	set(&c.NodeName, f.NodeName)
 	set(&c.Resolver, f.Resolver)
 	set(&c.BPF, f.BPF)
 	set(&c.ResolvConf, f.ResolvConf)

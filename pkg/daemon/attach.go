@@ -85,7 +85,7 @@ func (d *Daemon) check(ctx context.Context) (discovery.Snapshot, error) {
 	}
 	d.forwarder = server
 	// Before the first snapshot: names outside the cluster are answered from the first packet on.
-	if err := d.forwarder.SetRoutes(d.routes(nil)); err != nil {
+	if err := d.forwarder.SetRoutes(d.routes(d.routing.zonesOf(discovery.Snapshot{}), nil)); err != nil {
 		return none, err
 	}
 	if err := d.forwarder.Listen(ctx); err != nil {

@@ -117,7 +117,7 @@ func (d *Daemon) Run(ctx context.Context, ready func()) (err error) {
 		return err
 	}
 	defer control.Close()
-	d.log.Info("attached", zap.Strings("zones", d.routing.zones), zap.Stringers("upstreams", d.routing.upstreams))
+	d.log.Info("attached", zap.Strings("zones", zoneNames(d.network.zones)), zap.Stringers("upstreams", d.routing.upstreams))
 	ready()
 	return d.serve(ctx)
 }

@@ -25,7 +25,7 @@ func (d *Daemon) program(snapshot discovery.Snapshot) error {
 		return err
 	}
 	// The forwarder first: it takes what the kernel passes while the maps change.
-	if err := d.forwarder.SetRoutes(d.routes(snapshot.Addresses())); err != nil {
+	if err := d.forwarder.SetRoutes(d.routes(n.zones, snapshot.Addresses())); err != nil {
 		return err
 	}
 	if address, ok := d.kubeSwitchAddress(); ok && n.clients.Index != 0 {
@@ -41,6 +41,9 @@ func (d *Daemon) program(snapshot discovery.Snapshot) error {
 			d.log.Info("endpoint", zap.Stringer("backend", e.Address), zap.String("source", e.Source),
 				zap.String("iface", e.route.Interface), zap.Bool("dead", e.dead), zap.String("reason", e.note))
 		}
+	}
+	if !slices.Equal(d.network.zones, n.zones) {
+		d.log.Info("zones", zap.Strings("zones", zoneNames(n.zones)))
 	}
 	d.snapshot, d.network = snapshot, n
 	return nil
@@ -59,12 +62,8 @@ func (d *Daemon) reroute() {
 	}
 }
 
-func (d *Daemon) routes(endpoints []netip.AddrPort) forwarder.Routes {
-	zones := make(map[string][]netip.AddrPort, len(d.routing.zones))
-	for _, zone := range d.routing.zones {
-		zones[zone] = endpoints
-	}
-	return forwarder.Routes{Zones: zones, Upstreams: d.routing.upstreams}
+func (d *Daemon) routes(zones []discovery.Zone, endpoints []netip.AddrPort) forwarder.Routes {
+	return forwarder.Routes{Zones: routesTo(zones, endpoints), Upstreams: d.routing.upstreams}
 }
 
 // programDatapath attaches where replies come in before queries are steered there. Where the old network got replies from
@@ -103,7 +102,21 @@ func (d *Daemon) programDatapath(n network) error {
 	if err := d.datapath.ReplaceReplyVia(n.replyVia()); err != nil {
 		return err
 	}
-	return d.datapath.ReplaceZones(d.routing.zones, backends(n.endpoints), backends(n.fallback))
+	return d.steerZones(n)
+}
+
+// steerZones puts the zones and their endpoints into the kernel. Those that it has no room for stay with the forwarder.
+func (d *Daemon) steerZones(n network) error {
+	steered, left, err := datapath.FitZones(zoneNames(n.zones))
+	if err != nil {
+		return err
+	}
+	delete(d.problems, "zones")
+	if len(left) > 0 {
+		d.problems["zones"] = fmt.Sprintf("%d of %d zones are served by the forwarder only, from %s on: too many for the kernel programs: name fewer with --zone, --service-cidr and --pod-cidr",
+			len(left), len(n.zones), left[0])
+	}
+	return d.datapath.ReplaceZones(steered, backends(n.endpoints), backends(n.fallback))
 }
 
 // findListeners decides where queries are taken: the loopback addresses, and the KubeSwitch address.

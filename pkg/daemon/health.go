@@ -101,7 +101,7 @@ func (d *Daemon) watchHealth(ctx context.Context, changed func()) {
 			return
 		case now := <-tick.C:
 			d.mu.Lock()
-			addresses, zone := d.snapshot.Addresses(), d.routing.zones[0]
+			addresses, zone := d.snapshot.Addresses(), d.network.zones[0].Name
 			d.mu.Unlock()
 			for _, address := range d.health.due(now, addresses, d.suspects()) {
 				probes.Go(func() {

@@ -28,7 +28,8 @@ func (e endpoint) steerable() bool { return e.note == "" }
 // network is what the datapath is made from: the endpoints, and the interfaces and routes of this host as far as they
 // matter. Two that are equal need the same programs and maps.
 type network struct {
-	endpoints  []endpoint         // of the cluster zones
+	zones      []discovery.Zone   // that the endpoints answer, the cluster's domain first
+	endpoints  []endpoint         // of the zones
 	fallback   []endpoint         // the host's own servers, for the time that the daemon is dead
 	clients    netdev.Interface   // with the KubeSwitch address; index 0 without
 	allowed    []netip.Prefix     // that may ask at the KubeSwitch address
@@ -38,6 +39,7 @@ type network struct {
 
 // lookAround builds the network of a snapshot from the host's present state. The caller holds d.mu or is alone.
 func (d *Daemon) lookAround(snapshot discovery.Snapshot) (n network, err error) {
+	n.zones = d.routing.zonesOf(snapshot)
 	n.endpoints = resolveRoutes(snapshot.Endpoints)
 	for i, e := range n.endpoints {
 		n.endpoints[i].dead = d.health.isDead(e.Address)

@@ -81,8 +81,8 @@ func (d *Daemon) describe(n network) (lines []string) {
 			say("let only %s ask on %s", n.allowed, n.clients.Name)
 		}
 	}
-	for _, zone := range d.routing.zones {
-		say("answer zone %s from CoreDNS", zone)
+	for _, zone := range n.zones {
+		say("answer zone %s from CoreDNS (%s)", zone.Name, zone.Source)
 	}
 	for _, e := range n.endpoints {
 		how := "over " + e.route.Interface

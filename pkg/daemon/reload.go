@@ -91,6 +91,8 @@ func (d *Daemon) reload(ctx context.Context, now, c config.Config) error {
 	fixed := c
 	fixed.DNSEndpoints, fixed.Kubeconfig, fixed.Upstreams = now.DNSEndpoints, now.Kubeconfig, now.Upstreams
 	fixed.Zones, fixed.ServiceCIDRs, fixed.PodCIDRs = now.Zones, now.ServiceCIDRs, now.PodCIDRs
+	fixed.DNSService, fixed.CorefileConfigMap, fixed.StubZones = now.DNSService, now.CorefileConfigMap, now.StubZones
+	fixed.EndpointPreference, fixed.NodeName = now.EndpointPreference, now.NodeName
 	fixed.Allowed, fixed.Pods, fixed.ClusterDNS = now.Allowed, now.Pods, now.ClusterDNS
 	fixed.Wait = now.Wait
 	if !sameSettings(fixed, now) {
@@ -138,6 +140,6 @@ func (d *Daemon) commit(request *reload) error {
 	if err := d.publishKubeletFile(); err != nil {
 		d.log.Error("resolver file for pods not renewed", zap.Error(err))
 	}
-	d.log.Info("new settings", zap.Strings("zones", d.routing.zones), zap.Stringers("upstreams", d.routing.upstreams))
+	d.log.Info("new settings", zap.Strings("zones", zoneNames(d.network.zones)), zap.Stringers("upstreams", d.routing.upstreams))
 	return nil
 }

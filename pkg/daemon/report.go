@@ -35,21 +35,22 @@ func (d *Daemon) report() status.Report {
 		Version:    d.version,
 		PID:        os.Getpid(),
 		Kubeconfig: d.routing.kubeconfig,
-		Discovery:  &status.Discovery{Updated: d.snapshot.Updated, Stale: d.snapshot.Stale, Reason: d.snapshot.Reason},
+		Discovery:  d.discoveryReport(time.Now()),
 	}
-	for _, about := range []string{"resolver", "endpoints", "guard"} {
+	for _, about := range []string{"resolver", "endpoints", "zones", "guard"} {
 		if problem, ok := d.problems[about]; ok {
 			report.Problems = append(report.Problems, problem)
 		}
 	}
-	if d.snapshot.Stale {
-		report.Problems = append(report.Problems, "endpoints can't be confirmed: "+d.snapshot.Reason)
+	if report.Discovery.Stale {
+		report.Problems = append(report.Problems, fmt.Sprintf("endpoints can't be confirmed, the last good ones are %s old: %s",
+			time.Duration(report.Discovery.AgeSeconds)*time.Second, report.Discovery.Reason))
 	}
 	for _, upstream := range d.routing.upstreams {
 		report.Resolver.Upstreams = append(report.Resolver.Upstreams, upstream.String())
 	}
-	for _, zone := range d.routing.zones {
-		report.Zones = append(report.Zones, status.Zone{Name: zone, Group: "cluster"})
+	for _, zone := range d.network.zones {
+		report.Zones = append(report.Zones, status.Zone{Name: zone.Name, Group: "cluster", Source: zone.Source})
 	}
 	stats := d.forwarder.Stats()
 	report.Forwarder = status.Forwarder{Queries: stats.UDPQueries + stats.TCPQueries, Failures: stats.Failures}
@@ -75,6 +76,22 @@ func (d *Daemon) report() status.Report {
 	fillResolver(&report, d.resolver, d.config)
 	fillDatapath(&report, d.config, d.journal)
 	report.Healthy = len(report.Problems) == 0
+	return report
+}
+
+// discoveryReport says where the endpoints and zones are from, and how old the knowledge is. The caller holds d.mu.
+func (d *Daemon) discoveryReport(now time.Time) *status.Discovery {
+	newest, ok := d.routing.source.Current()
+	if !ok {
+		newest = d.snapshot
+	}
+	report := &status.Discovery{
+		Service: newest.Service, Updated: newest.Updated.UTC().Truncate(time.Second),
+		Stale: newest.Stale, Reason: newest.Reason, Notes: newest.Notes,
+	}
+	if newest.Service != "" { // what the user has named does not age
+		report.AgeSeconds = max(0, int64(now.Sub(newest.Updated)/time.Second))
+	}
 	return report
 }
 
@@ -231,8 +248,12 @@ func Status(ctx context.Context, c config.Config) (status.Report, error) {
 		report.Topology, report.Version = string(c.Topology), header.Version
 		since := header.Since.UTC().Truncate(time.Second)
 		report.Since = &since
-		for _, zone := range c.Zones {
-			report.Zones = append(report.Zones, status.Zone{Name: zone, Group: "cluster"})
+		zones, err := configuredZones(c)
+		if err != nil {
+			return status.Report{}, err
+		}
+		for _, zone := range zones { // what was discovered, the daemon alone knew
+			report.Zones = append(report.Zones, status.Zone{Name: zone.Name, Group: "cluster", Source: zone.Source})
 		}
 		report.Problems = append(report.Problems, problem)
 	}

@@ -5,7 +5,6 @@ package daemon
 import (
 	"context"
 	"net/netip"
-	"slices"
 
 	"go.uber.org/zap"
 
@@ -15,7 +14,7 @@ import (
 
 // routing says which names go where: what a second attach may change while the first one runs.
 type routing struct {
-	zones      []string // configured and reverse zones
+	zones      []discovery.Zone // that the settings name
 	upstreams  []netip.AddrPort
 	source     discovery.Source
 	kubeconfig string // empty for a static source
@@ -26,11 +25,9 @@ type routing struct {
 
 // newRouting derives the routing of a configuration, and starts nothing.
 func (d *Daemon) newRouting(c config.Config) (r routing, err error) {
-	reverse, err := discovery.ReverseZones(slices.Concat(c.ServiceCIDRs, c.PodCIDRs)...)
-	if err != nil {
+	if r.zones, err = configuredZones(c); err != nil {
 		return r, err
 	}
-	r.zones = slices.Concat(c.Zones, reverse)
 	r.upstreams = c.Upstreams
 	if len(r.upstreams) == 0 {
 		for _, upstream := range d.inspection.Upstreams {
@@ -41,7 +38,7 @@ func (d *Daemon) newRouting(c config.Config) (r routing, err error) {
 		r.source = discovery.Static(c.DNSEndpoints)
 		return r, nil
 	}
-	options := discovery.Options{Kubeconfig: c.Kubeconfig, Logger: d.log.Named("discovery")}
+	options := d.discoveryOptions(c)
 	path, why, err := discovery.FindKubeconfig(options)
 	if err != nil {
 		return r, err

@@ -19,7 +19,7 @@ const selfTestTry = time.Second
 // it proves the way there and back; a refusal or failure to answer does not.
 func (d *Daemon) selfTest(ctx context.Context) error {
 	server := d.listen[0]
-	name := dns.Fqdn(d.routing.zones[0])
+	name := dns.Fqdn(d.network.zones[0].Name)
 	reason := context.Cause(ctx)
 	for ctx.Err() == nil {
 		err := askSOA(ctx, server, name)

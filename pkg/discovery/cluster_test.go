@@ -138,11 +138,15 @@ type follow struct {
 // run starts a Watcher on c and returns once nothing moves any more.
 func run(t testing.TB, c *cluster) *follow {
 	t.Helper()
+	return runWith(t, c, Options{})
+}
+
+// runWith is run with options.
+func runWith(t testing.TB, c *cluster, o Options) *follow {
+	t.Helper()
 	core, logs := observer.New(zapcore.DebugLevel)
-	w, err := newWatcher(c, Options{Logger: zap.New(core)}.withDefaults(), "apiserver fake", defaultTimeouts)
-	if err != nil {
-		t.Fatal(err)
-	}
+	o.Logger = zap.New(core)
+	w := newWatcher(c, o.withDefaults(), "apiserver fake", defaultTimeouts)
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
 	go func() { done <- w.Run(ctx) }()

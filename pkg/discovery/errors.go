@@ -76,7 +76,7 @@ func diagnose(err error) *problem {
 	case apierrors.IsForbidden(err):
 		p.kind = ErrForbidden
 		p.why = "the apiserver forbids the request: " + statusMessage(err)
-		p.remedy = "allow get, list and watch on services and endpointslices in the namespace (RBAC)"
+		p.remedy = "allow list and watch on the Service and on endpointslices in its namespace: apply the RBAC manifest (scripts/rbac.yaml)"
 	case apierrors.IsNotFound(err):
 		p.why = "what answers does not know the resource (404): " + statusMessage(err)
 		p.remedy = "check that the kubeconfig's server is a kube-apiserver of version 1.21 or later"

@@ -1,6 +1,7 @@
 package discovery
 
 import (
+	"slices"
 	"sync"
 	"time"
 
@@ -24,22 +25,33 @@ type health struct {
 }
 
 type resourceHealth struct {
-	err  *problem  // nil while all is well, or nothing is known yet
-	open bool      // a watch is open
-	ok   time.Time // when the apiserver last confirmed our view, zero if never
+	optional bool      // what is wrong with it is a note
+	err      *problem  // nil while all is well, or nothing is known yet
+	open     bool      // a watch is open
+	ok       time.Time // when the apiserver last confirmed our view, zero if never
 }
 
-func newHealth(log *zap.Logger, changed func(), resources ...string) *health {
-	h := &health{
+func newHealth(log *zap.Logger, changed func()) *health {
+	return &health{
 		log:       log,
 		changed:   changed,
 		resources: make(map[string]*resourceHealth),
 		logged:    make(map[string]struct{}),
 	}
-	for _, r := range resources {
-		h.resources[r] = new(resourceHealth)
-	}
-	return h
+}
+
+// follow begins with a resource, or begins anew.
+func (h *health) follow(resource string, optional bool) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.resources[resource] = &resourceHealth{optional: optional}
+}
+
+// forget ends with a resource.
+func (h *health) forget(resource string) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	delete(h.resources, resource)
 }
 
 // confirmed notes that a full list has come. An error stays until a watch is
@@ -56,7 +68,11 @@ func (h *health) watching(resource string) {
 	r := h.resources[resource]
 	recovered := r.err != nil
 	r.err, r.open, r.ok = nil, true, time.Now()
-	if recovered && h.problemLocked() == nil {
+	switch {
+	case !recovered:
+	case r.optional:
+		h.log.Info("can be read again", zap.String("resource", resource))
+	case h.problemLocked() == nil:
 		clear(h.logged)
 		h.log.Info("apiserver answers again")
 	}
@@ -74,19 +90,27 @@ func (h *health) ended(resource string) {
 	r.open, r.ok = false, time.Now()
 }
 
-// failed notes an error and logs it, each text once per outage.
+// failed notes an error and logs it, each text once per outage. An optional
+// resource's is no warning: the snapshot's notes say it as long as it is so.
 func (h *health) failed(resource string, err error) {
 	p := diagnose(err)
 	h.mu.Lock()
 	r := h.resources[resource]
 	isNew := r.err == nil || r.err.Error() != p.Error()
 	r.err, r.open = p, false
-	h.last = p
+	if !r.optional {
+		h.last = p
+	}
 	_, seen := h.logged[p.Error()]
-	if !seen && len(h.logged) < maxDistinctErrors {
+	switch {
+	case r.optional && isNew:
+		h.log.Info(absence(resource, err))
+	case r.optional:
+		h.log.Debug("still can't be read", zap.String("resource", resource), zap.NamedError("cause", p.err))
+	case !seen && len(h.logged) < maxDistinctErrors:
 		h.logged[p.Error()] = struct{}{}
 		h.log.Warn("can't follow the cluster", zap.String("resource", resource), zap.String("reason", p.why), zap.String("remedy", p.remedy))
-	} else {
+	default:
 		h.log.Debug("still can't follow the cluster", zap.String("resource", resource), zap.NamedError("cause", p.err))
 	}
 	h.mu.Unlock()
@@ -106,7 +130,7 @@ func (h *health) problem() *problem {
 func (h *health) problemLocked() *problem {
 	var pick string
 	for name, r := range h.resources {
-		if r.err != nil && (pick == "" || name < pick) {
+		if r.err != nil && !r.optional && (pick == "" || name < pick) {
 			pick = name
 		}
 	}
@@ -114,6 +138,29 @@ func (h *health) problemLocked() *problem {
 		return nil
 	}
 	return h.resources[pick].err
+}
+
+// notes says what is wrong with resources that are not needed.
+func (h *health) notes() (notes []string) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for name, r := range h.resources {
+		if r.optional && r.err != nil {
+			notes = append(notes, absence(name, r.err))
+		}
+	}
+	slices.Sort(notes)
+	return notes
+}
+
+// note is what is wrong with one resource that is not needed, empty if nothing is.
+func (h *health) note(resource string) string {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if r := h.resources[resource]; r != nil && r.err != nil {
+		return absence(resource, r.err)
+	}
+	return ""
 }
 
 // lastError returns the newest error ever noted, also after recovery.
@@ -130,7 +177,7 @@ func (h *health) confirmedAt() time.Time {
 	defer h.mu.Unlock()
 	at := time.Now()
 	for _, r := range h.resources {
-		if !r.open && r.ok.Before(at) {
+		if !r.optional && !r.open && r.ok.Before(at) {
 			at = r.ok
 		}
 	}

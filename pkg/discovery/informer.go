@@ -3,15 +3,17 @@ package discovery
 import (
 	"context"
 	"fmt"
+	"maps"
+	"slices"
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
+	networkingv1 "k8s.io/api/networking/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/cache"
 )
@@ -26,49 +28,35 @@ const (
 type informer struct {
 	cache.SharedIndexInformer
 	synced <-chan struct{} // closed when the handler has seen the whole first list
+	failed <-chan struct{} // closed when a request has failed
 }
 
 // serviceRequest asks for the one Service, by name.
-func serviceRequest(c kubernetes.Interface, o Options, t timeouts, h *health) *request {
-	api := c.CoreV1().Services(o.Namespace)
-	return &request{
-		resource: resourceServices,
-		timeouts: t,
-		health:   h,
-		selector: func(lo *metav1.ListOptions) {
-			lo.FieldSelector = fields.OneTermEqualSelector(metav1.ObjectNameField, o.Service).String()
+func serviceRequest(c kubernetes.Interface, namespace, name string, t timeouts, h *health) *request {
+	api := c.CoreV1().Services(namespace)
+	return newRequest(resourceServices, t, h,
+		func(lo *metav1.ListOptions) {
+			lo.FieldSelector = fields.OneTermEqualSelector(metav1.ObjectNameField, name).String()
 		},
-		list: func(ctx context.Context, lo metav1.ListOptions) (runtime.Object, error) {
-			return api.List(ctx, lo)
-		},
-		watch: func(ctx context.Context, lo metav1.ListOptions) (watch.Interface, error) {
-			return api.Watch(ctx, lo)
-		},
-	}
+		func(ctx context.Context, lo metav1.ListOptions) (runtime.Object, error) { return api.List(ctx, lo) },
+		api.Watch)
 }
 
-// sliceRequest asks for the Service's slices, by the label that joins them.
-func sliceRequest(c kubernetes.Interface, o Options, t timeouts, h *health) *request {
-	api := c.DiscoveryV1().EndpointSlices(o.Namespace)
-	return &request{
-		resource: resourceSlices,
-		timeouts: t,
-		health:   h,
-		selector: func(lo *metav1.ListOptions) {
-			lo.LabelSelector = labels.Set{discoveryv1.LabelServiceName: o.Service}.String()
+// sliceRequest asks for a Service's slices, by the label that joins them.
+func sliceRequest(c kubernetes.Interface, namespace, service string, t timeouts, h *health) *request {
+	api := c.DiscoveryV1().EndpointSlices(namespace)
+	return newRequest(resourceSlices, t, h,
+		func(lo *metav1.ListOptions) {
+			lo.LabelSelector = labels.Set{discoveryv1.LabelServiceName: service}.String()
 		},
-		list: func(ctx context.Context, lo metav1.ListOptions) (runtime.Object, error) {
-			return api.List(ctx, lo)
-		},
-		watch: func(ctx context.Context, lo metav1.ListOptions) (watch.Interface, error) {
-			return api.Watch(ctx, lo)
-		},
-	}
+		func(ctx context.Context, lo metav1.ListOptions) (runtime.Object, error) { return api.List(ctx, lo) },
+		api.Watch)
 }
 
 // newInformer makes an informer that calls changed after each change of its store
 // that may mean something. The store is read by the one who is told.
 func newInformer(r *request, example runtime.Object, changed func()) (informer, error) {
+	r.health.follow(r.resource, r.optional)
 	inf := cache.NewSharedIndexInformerWithOptions(r, example, cache.SharedIndexInformerOptions{ObjectDescription: r.resource})
 	if err := inf.SetTransform(trim); err != nil {
 		return informer{}, fmt.Errorf("prepare informer for %s: %w", r.resource, err)
@@ -77,7 +65,7 @@ func newInformer(r *request, example runtime.Object, changed func()) (informer, 
 		if ctx.Err() != nil || isExpired(err) {
 			return
 		}
-		r.health.failed(r.resource, err)
+		r.fail(err)
 	})
 	if err != nil {
 		return informer{}, fmt.Errorf("prepare informer for %s: %w", r.resource, err)
@@ -86,7 +74,7 @@ func newInformer(r *request, example runtime.Object, changed func()) (informer, 
 	if err != nil {
 		return informer{}, fmt.Errorf("prepare informer for %s: %w", r.resource, err)
 	}
-	return informer{SharedIndexInformer: inf, synced: reg.HasSyncedChecker().Done()}, nil
+	return informer{SharedIndexInformer: inf, synced: reg.HasSyncedChecker().Done(), failed: r.failed}, nil
 }
 
 // handler turns events into "look again". It does not look into the objects, so
@@ -96,7 +84,7 @@ func handler(changed func()) cache.ResourceEventHandler {
 	return cache.ResourceEventHandlerFuncs{
 		AddFunc: func(any) { changed() },
 		UpdateFunc: func(before, after any) {
-			if !sameVersion(before, after) {
+			if !sameVersion(before, after) && !sameNode(before, after) {
 				changed()
 			}
 		},
@@ -118,15 +106,36 @@ func sameVersion(before, after any) bool {
 	return a.GetResourceVersion() != "" && a.GetResourceVersion() == b.GetResourceVersion() && a.GetUID() == b.GetUID()
 }
 
+// sameNode reports whether both are a node with the same meaning for us. A kubelet
+// writes its node's status every few minutes.
+func sameNode(before, after any) bool {
+	a, okA := before.(*corev1.Node)
+	b, okB := after.(*corev1.Node)
+	return okA && okB && a.Name == b.Name && slices.Equal(a.Spec.PodCIDRs, b.Spec.PodCIDRs) && maps.Equal(a.Labels, b.Labels)
+}
+
 // trim is a cache.TransformFunc: it keeps of an object what this package reads.
 // Anything else, a tombstone for one, passes as it is.
 func trim(obj any) (any, error) {
 	switch o := obj.(type) {
 	case *corev1.Service:
-		return &corev1.Service{
+		s := &corev1.Service{
 			ObjectMeta: trimMeta(&o.ObjectMeta),
 			Spec:       corev1.ServiceSpec{ClusterIP: o.Spec.ClusterIP, ClusterIPs: o.Spec.ClusterIPs},
+		}
+		if value, ok := o.Labels[dnsLabel]; ok {
+			s.Labels = map[string]string{dnsLabel: value}
+		}
+		return s, nil
+	case *corev1.ConfigMap:
+		return &corev1.ConfigMap{
+			ObjectMeta: trimMeta(&o.ObjectMeta),
+			Data:       map[string]string{corefileName: o.Data[corefileName]},
 		}, nil
+	case *networkingv1.ServiceCIDR:
+		return &networkingv1.ServiceCIDR{ObjectMeta: trimMeta(&o.ObjectMeta), Spec: o.Spec}, nil
+	case *corev1.Node:
+		return trimNode(o), nil
 	case *discoveryv1.EndpointSlice:
 		s := &discoveryv1.EndpointSlice{
 			ObjectMeta:  trimMeta(&o.ObjectMeta),
@@ -143,6 +152,7 @@ func trim(obj any) (any, error) {
 				Conditions: e.Conditions,
 				NodeName:   e.NodeName,
 				Zone:       e.Zone,
+				Hints:      e.Hints,
 			}
 		}
 		return s, nil

@@ -10,9 +10,10 @@ import (
 
 // merge makes one sorted set out of all slices of a Service: the ready endpoints,
 // or, if there is none, those that serve while they terminate or are not ready.
-// Slices of other Services are ignored.
-func merge(all []*discoveryv1.EndpointSlice, namespace, service, portName string) []Endpoint {
-	var ready, serving []Endpoint
+// Of the ready ones, place chooses. Slices of other Services are ignored.
+func merge(all []*discoveryv1.EndpointSlice, namespace, service, portName string, place placement) []Endpoint {
+	var ready []placed
+	var serving []Endpoint
 	for _, s := range all {
 		if s.Namespace != namespace || s.Labels[discoveryv1.LabelServiceName] != service {
 			continue
@@ -43,14 +44,14 @@ func merge(all []*discoveryv1.EndpointSlice, namespace, service, portName string
 			}
 			switch {
 			case isReady:
-				ready = append(ready, ep)
+				ready = append(ready, placed{ep, hintedZones(e)})
 			case isServing:
 				serving = append(serving, ep)
 			}
 		}
 	}
 	if len(ready) > 0 {
-		return sortEndpoints(ready)
+		return sortEndpoints(place.choose(ready))
 	}
 	return sortEndpoints(serving)
 }

@@ -127,7 +127,7 @@ func TestMerge(t *testing.T) {
 					}
 					in = append(in, obj.(*discoveryv1.EndpointSlice))
 				}
-				got := Snapshot{Endpoints: merge(in, DefaultNamespace, DefaultService, DefaultPortName)}
+				got := Snapshot{Endpoints: merge(in, DefaultNamespace, DefaultService, DefaultPortName, placement{})}
 				if !slices.Equal(addresses(got), tc.want) {
 					t.Errorf("got %v, want %v", addresses(got), tc.want)
 				}
@@ -140,7 +140,7 @@ func TestMerge(t *testing.T) {
 func TestMergeDetails(t *testing.T) {
 	e := draining("172.20.0.2")
 	e.NodeName, e.Zone = new("node1"), new("z1")
-	got := merge([]*discoveryv1.EndpointSlice{slice("kube-dns-b", e), slice("kube-dns-a", e)}, DefaultNamespace, DefaultService, DefaultPortName)
+	got := merge([]*discoveryv1.EndpointSlice{slice("kube-dns-b", e), slice("kube-dns-a", e)}, DefaultNamespace, DefaultService, DefaultPortName, placement{})
 	want := []Endpoint{{
 		Address: netip.MustParseAddrPort("172.20.0.2:53"), Source: "kube-system/kube-dns-a",
 		Node: "node1", Zone: "z1", Terminating: true,

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"os"
 	"os/user"
+	"strings"
 
 	"go.uber.org/zap"
 )
@@ -12,6 +13,7 @@ import (
 const (
 	DefaultNamespace = "kube-system"
 	DefaultService   = "kube-dns"
+	DefaultConfigMap = "coredns"
 	DefaultPortName  = "dns"
 	DefaultAdminConf = "/etc/kubernetes/admin.conf"
 )
@@ -22,9 +24,28 @@ type Options struct {
 	// searched for, see [FindKubeconfig].
 	Kubeconfig string
 
-	// Namespace and Service name the Service in front of CoreDNS.
-	// Default kube-system and kube-dns.
+	// Namespace and Service name the Service in front of CoreDNS. Default
+	// kube-system and kube-dns; if that one does not exist, it is the one with the
+	// label k8s-app=kube-dns, of several the one whose name sorts first.
 	Namespace, Service string
+
+	// ConfigMap has the Corefile, in the Service's namespace. Default coredns, or,
+	// of a Service found by its label, the name of the Service: Helm's chart gives
+	// both the same.
+	ConfigMap string
+
+	// StubZones counts the zones that CoreDNS only forwards among its own.
+	StubZones bool
+
+	// NoCorefile, NoServiceCIDRs and NoPodCIDRs leave a source of zones out, since
+	// the user has named what it would tell.
+	NoCorefile, NoServiceCIDRs, NoPodCIDRs bool
+
+	// Prefer chooses among the ready endpoints. Default [PreferAll].
+	Prefer Preference
+
+	// NodeName is the name of this host's Node, for Prefer. Default the host's name.
+	NodeName string
 
 	// PortName is the name of the slices' port for DNS over UDP. Default "dns".
 	PortName string
@@ -41,13 +62,22 @@ type Options struct {
 
 	// Logger takes what a person may want to know. Default: none.
 	Logger *zap.Logger
+
+	search bool // for a Service with the label, if there is none with the name
 }
 
-// withDefaults returns a copy in which every field is set, but for Kubeconfig.
+// withDefaults returns a copy in which every field is set, but for Kubeconfig and
+// ConfigMap, whose default depends on the Service.
 func (o Options) withDefaults() Options {
+	o.search = o.Service == ""
 	o.Namespace = cmp.Or(o.Namespace, DefaultNamespace)
 	o.Service = cmp.Or(o.Service, DefaultService)
 	o.PortName = cmp.Or(o.PortName, DefaultPortName)
+	o.Prefer = cmp.Or(o.Prefer, PreferAll)
+	if o.NodeName == "" {
+		name, _ := os.Hostname()           // without a name no endpoint is on this node
+		o.NodeName = strings.ToLower(name) // as a kubelet does
+	}
 	o.AdminConf = cmp.Or(o.AdminConf, DefaultAdminConf)
 	if o.Env == nil {
 		o.Env = os.Getenv

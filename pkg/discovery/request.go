@@ -16,7 +16,7 @@ import (
 
 // timeouts bound the requests to the apiserver.
 type timeouts struct {
-	// list bounds a whole list. Ours hold a handful of objects.
+	// list bounds a whole list, of nodes a page. Ours hold a handful of objects.
 	list time.Duration
 
 	// open bounds the time until a watch's response header. An apiserver sends it
@@ -29,9 +29,12 @@ type timeouts struct {
 	// connection that died in silence is found sooner, in about 45 s, by the
 	// HTTP/2 pings of client-go's transport.)
 	grace time.Duration
+
+	// settle is how long the first snapshot waits for what it does not need.
+	settle time.Duration
 }
 
-var defaultTimeouts = timeouts{list: 15 * time.Second, open: 90 * time.Second, grace: 30 * time.Second}
+var defaultTimeouts = timeouts{list: 15 * time.Second, open: 90 * time.Second, grace: 30 * time.Second, settle: 5 * time.Second}
 
 // errTooLate is the cause with which an overdue request is cancelled.
 var errTooLate = fmt.Errorf("no answer: %w", context.DeadlineExceeded)
@@ -62,6 +65,16 @@ type request struct {
 	watch    func(context.Context, metav1.ListOptions) (watch.Interface, error)
 	timeouts timeouts
 	health   *health
+	optional bool // what it asks for is not needed
+
+	once   sync.Once
+	failed chan struct{} // closed with the first failure
+}
+
+// fail reports an error of a request.
+func (r *request) fail(err error) {
+	r.health.failed(r.resource, err)
+	r.once.Do(func() { close(r.failed) })
 }
 
 // List implements cache.ListerWatcher; informers call ListWithContext.
@@ -108,7 +121,7 @@ func (r *request) WatchWithContext(parent context.Context, o metav1.ListOptions)
 		err = overdue(ctx, err)
 		cancel(nil)
 		if parent.Err() == nil && !isExpired(err) {
-			r.health.failed(r.resource, err)
+			r.fail(err)
 		}
 		return nil, err
 	}

@@ -47,7 +47,7 @@ func sortEndpoints(eps []Endpoint) []Endpoint {
 	return slices.CompactFunc(eps, func(a, b Endpoint) bool { return a.Address == b.Address })
 }
 
-// Snapshot is one consistent view of who may be asked. It is immutable once
+// Snapshot is one consistent view of who may be asked for what. It is immutable once
 // published: its slices are shared between readers and must not be written to.
 type Snapshot struct {
 	// Endpoints are sorted by address and free of duplicates. They are the ready
@@ -58,6 +58,18 @@ type Snapshot struct {
 	// ServiceIPs are the Service's cluster addresses, the primary family first.
 	// Empty for a headless Service and for a static source.
 	ServiceIPs []netip.Addr
+
+	// Zones are those that the cluster's DNS answers itself, as far as they are
+	// known: names first, the cluster's domain before all others, then addresses.
+	// None for a static source.
+	Zones []Zone
+
+	// Service is the followed Service as namespace/name; empty for a static source.
+	Service string
+
+	// Notes say, each in one sentence for a person, what could not be read or
+	// understood and is not needed: the endpoints are good without it.
+	Notes []string
 
 	// Updated is when this set was last known to be true. While the watches are
 	// open it is the time of the call or of publication; once Stale, it stands
@@ -74,13 +86,17 @@ type Snapshot struct {
 }
 
 // Equal reports whether s and o mean the same: the same endpoints from the same
-// slices, the same Service addresses, the same staleness for the same reason.
+// slices, the same Service addresses, zones and notes, the same staleness for the
+// same reason.
 // Updated is not compared.
 func (s Snapshot) Equal(o Snapshot) bool {
 	return s.Stale == o.Stale &&
 		s.Reason == o.Reason &&
 		slices.Equal(s.Endpoints, o.Endpoints) &&
-		slices.Equal(s.ServiceIPs, o.ServiceIPs)
+		slices.Equal(s.ServiceIPs, o.ServiceIPs) &&
+		slices.Equal(s.Zones, o.Zones) &&
+		s.Service == o.Service &&
+		slices.Equal(s.Notes, o.Notes)
 }
 
 // Addresses returns the endpoints' addresses in order, in a slice of its own.

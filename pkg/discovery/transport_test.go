@@ -61,7 +61,9 @@ func watchFor(t *testing.T, kubeconfig string, d timeouts) (w *Watcher, warned <
 	t.Helper()
 	first := make(chan string, 1)
 	logger := zap.New(warnCore{zapcore.NewNopCore(), first})
-	w, err := newFromKubeconfig(Options{Kubeconfig: kubeconfig, Env: noEnv, Logger: logger}, d)
+	w, err := newFromKubeconfig(Options{
+		Kubeconfig: kubeconfig, Env: noEnv, Logger: logger, NoCorefile: true, NoServiceCIDRs: true, NoPodCIDRs: true,
+	}, d)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -1,6 +1,7 @@
 package discovery
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -10,7 +11,6 @@ import (
 
 	"go.uber.org/zap"
 	corev1 "k8s.io/api/core/v1"
-	discoveryv1 "k8s.io/api/discovery/v1"
 	utilnet "k8s.io/apimachinery/pkg/util/net"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
@@ -25,20 +25,25 @@ type Watcher struct {
 	where  string // the apiserver and how we came to it, for messages
 	log    *zap.Logger
 	client *http.Client // nil with a fake clientset
+	api    kubernetes.Interface
 
+	timeouts timeouts
 	health   *health
-	services informer
-	slices   informer
 	wake     chan struct{} // holds one "look again"
 	out      mailbox
 
 	started atomic.Bool
 	stopped chan struct{} // closed when Run returns
-	synced  chan struct{} // closed when both first lists have been seen
+	synced  chan struct{} // closed when the first lists of Service and slices have been seen
 	ready   chan struct{} // closed when a snapshot first has somebody to ask
 
 	mu      sync.Mutex
 	current *Snapshot // nil before the first sync
+	session           // what is followed now
+
+	corefile   *corefile         // the last good one, nil if there was none
+	parsed     *corev1.ConfigMap // what was parsed last, good or not
+	parseError error
 }
 
 // New finds the kubeconfig and prepares a Watcher. It reads files but does not
@@ -73,35 +78,27 @@ func newFromKubeconfig(o Options, t timeouts) (*Watcher, error) {
 		return fail(err)
 	}
 	o.Logger.Info("cluster found", zap.String("kubeconfig", path), zap.String("reason", why), zap.String("apiserver", cfg.Host))
-	w, err := newWatcher(cs, o, fmt.Sprintf("apiserver %s, kubeconfig %s", cfg.Host, path), t)
-	if err != nil {
-		return nil, err
-	}
+	w := newWatcher(cs, o, fmt.Sprintf("apiserver %s, kubeconfig %s", cfg.Host, path), t)
 	w.client = hc
 	return w, nil
 }
 
 // newWatcher is New behind the search for a cluster.
-func newWatcher(c kubernetes.Interface, o Options, where string, t timeouts) (*Watcher, error) {
+func newWatcher(c kubernetes.Interface, o Options, where string, t timeouts) *Watcher {
 	w := &Watcher{
-		opts:    o,
-		where:   where,
-		log:     o.Logger,
-		wake:    make(chan struct{}, 1),
-		out:     newMailbox(),
-		stopped: make(chan struct{}),
-		synced:  make(chan struct{}),
-		ready:   make(chan struct{}),
+		opts:     o,
+		where:    where,
+		log:      o.Logger,
+		api:      c,
+		timeouts: t,
+		wake:     make(chan struct{}, 1),
+		out:      newMailbox(),
+		stopped:  make(chan struct{}),
+		synced:   make(chan struct{}),
+		ready:    make(chan struct{}),
 	}
-	w.health = newHealth(w.log, w.look, resourceServices, resourceSlices)
-	var err error
-	if w.services, err = newInformer(serviceRequest(c, o, t, w.health), &corev1.Service{}, w.look); err != nil {
-		return nil, err
-	}
-	if w.slices, err = newInformer(sliceRequest(c, o, t, w.health), &discoveryv1.EndpointSlice{}, w.look); err != nil {
-		return nil, err
-	}
-	return w, nil
+	w.health = newHealth(w.log, w.look)
+	return w
 }
 
 // look wakes Run's goroutine; it never blocks.
@@ -118,33 +115,19 @@ func (w *Watcher) Run(ctx context.Context) error {
 	if w.started.Swap(true) {
 		return errors.New("discovery: Run called twice; make a new Watcher")
 	}
-	var wg sync.WaitGroup
 	defer func() {
-		wg.Wait()
 		if w.client != nil {
 			utilnet.CloseIdleConnectionsFor(w.client.Transport)
 		}
 		close(w.stopped)
 	}()
-	wg.Go(func() { w.services.RunWithContext(ctx) })
-	wg.Go(func() { w.slices.RunWithContext(ctx) })
-
-	for _, synced := range []<-chan struct{}{w.services.synced, w.slices.synced} {
-		select {
-		case <-synced:
-		case <-ctx.Done():
-			return nil
+	for service := w.opts.Service; service != ""; {
+		var err error
+		if service, err = w.follow(ctx, service); err != nil {
+			return err
 		}
 	}
-	close(w.synced)
-	for {
-		w.update()
-		select {
-		case <-w.wake:
-		case <-ctx.Done():
-			return nil
-		}
-	}
+	return nil
 }
 
 // update builds a snapshot from what the informers hold and publishes it if it
@@ -181,14 +164,18 @@ func (w *Watcher) build() Snapshot {
 	}
 	service := w.service()
 	endpoints := w.endpoints()
-	next := Snapshot{Endpoints: endpoints, Updated: w.health.confirmedAt()}
+	zones := w.zones(portsOf(endpoints, last.Endpoints))
+	next := Snapshot{
+		Endpoints: endpoints, Updated: w.health.confirmedAt(),
+		Zones: zones.zones, Notes: zones.notes, Service: w.opts.Namespace + "/" + w.name,
+	}
 	switch {
 	case service == nil:
-		next.Reason = fmt.Sprintf("the Service %s/%s does not exist", w.opts.Namespace, w.opts.Service)
+		next.Reason = fmt.Sprintf("the Service %s/%s does not exist", w.opts.Namespace, w.name)
 		next.ServiceIPs = last.ServiceIPs
 		next.Endpoints = nil
 	case len(endpoints) == 0:
-		next.Reason = fmt.Sprintf("the Service %s/%s has no ready endpoint with a UDP port named %q", w.opts.Namespace, w.opts.Service, w.opts.PortName)
+		next.Reason = fmt.Sprintf("the Service %s/%s has no ready endpoint with a UDP port named %q", w.opts.Namespace, w.name, w.opts.PortName)
 		next.ServiceIPs = serviceIPs(service)
 	default:
 		next.ServiceIPs = serviceIPs(service)
@@ -206,25 +193,17 @@ func (w *Watcher) build() Snapshot {
 	return next
 }
 
-// service returns the Service as the informer knows it, nil if it doesn't.
-func (w *Watcher) service() *corev1.Service {
-	obj, ok, err := w.services.GetStore().GetByKey(w.opts.Namespace + "/" + w.opts.Service)
-	if err != nil || !ok {
-		return nil
+// portsOf returns the ports of the endpoints, or else of those before: the port of
+// CoreDNS itself, which the Service may hide.
+func portsOf(endpoints, before []Endpoint) []uint16 {
+	if len(endpoints) == 0 {
+		endpoints = before
 	}
-	s, _ := obj.(*corev1.Service)
-	return s
-}
-
-// endpoints returns the merged set of all slices.
-func (w *Watcher) endpoints() []Endpoint {
-	var all []*discoveryv1.EndpointSlice
-	for _, obj := range w.slices.GetStore().List() {
-		if s, ok := obj.(*discoveryv1.EndpointSlice); ok {
-			all = append(all, s)
-		}
+	ports := []uint16{}
+	for _, e := range endpoints {
+		ports = append(ports, e.Address.Port())
 	}
-	return merge(all, w.opts.Namespace, w.opts.Service, w.opts.PortName)
+	return ports
 }
 
 // confirmLocked returns the current snapshot, which must exist, with Updated
@@ -261,19 +240,21 @@ func (w *Watcher) WaitForSync(ctx context.Context) (Snapshot, error) {
 
 // syncError says why there is no good snapshot yet.
 func (w *Watcher) syncError(cause error) error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
 	p := w.health.problem()
 	if p == nil {
 		p = w.missing()
 	}
 	return &problem{
 		kind:   p.kind,
-		why:    fmt.Sprintf("find Service %s/%s (%s): %s", w.opts.Namespace, w.opts.Service, w.where, p.why),
+		why:    fmt.Sprintf("find Service %s/%s (%s): %s", w.opts.Namespace, cmp.Or(w.name, w.opts.Service), w.where, p.why),
 		remedy: p.remedy,
 		err:    errors.Join(p.err, cause),
 	}
 }
 
-// missing describes what there is no error of a request for.
+// missing describes what there is no error of a request for. w.mu is held.
 func (w *Watcher) missing() *problem {
 	select {
 	case <-w.synced:
@@ -285,10 +266,17 @@ func (w *Watcher) missing() *problem {
 		}
 	}
 	if w.service() == nil {
+		why := "the cluster has no such Service"
+		if w.opts.search {
+			why += ", and none with the label " + dnsLabel + "=" + dnsLabelValue
+			if note := w.health.note(resourceLabelled); note != "" {
+				why = "the cluster has no such Service, and " + note
+			}
+		}
 		return &problem{
 			kind:   ErrServiceNotFound,
-			why:    "the cluster has no such Service",
-			remedy: "install CoreDNS, or name its endpoint with --dns-endpoint",
+			why:    why,
+			remedy: "install CoreDNS, name its Service with --dns-service, or its endpoint with --dns-endpoint",
 		}
 	}
 	return &problem{

@@ -66,8 +66,7 @@ func TestFirstSnapshotIsWhole(t *testing.T) {
 	})
 }
 
-// TestOnlyWhatIsNeededIsAsked checks verbs, namespace and selectors: what doc.go
-// says about RBAC must stay true.
+// TestOnlyWhatIsNeededIsAsked checks verbs, namespace and selectors.
 func TestOnlyWhatIsNeededIsAsked(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newCluster(t, kubeDNS("172.21.0.10"), slice("a", ready("172.20.0.2")))
@@ -87,6 +86,8 @@ func TestOnlyWhatIsNeededIsAsked(t *testing.T) {
 		}
 		for _, k := range []string{
 			"list kube-system/services metadata.name=kube-dns", "watch kube-system/services metadata.name=kube-dns",
+			"list kube-system/configmaps metadata.name=coredns", "watch kube-system/configmaps metadata.name=coredns",
+			"list /servicecidrs ", "watch /servicecidrs ", "list /nodes ", "watch /nodes ",
 			"list kube-system/endpointslices kubernetes.io/service-name=kube-dns", "watch kube-system/endpointslices kubernetes.io/service-name=kube-dns",
 		} {
 			if got[k] != 1 {
@@ -460,13 +461,10 @@ func TestStopIsPrompt(t *testing.T) {
 
 func TestWaitForSyncWithoutRun(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w, err := newWatcher(newCluster(t), Options{}.withDefaults(), "apiserver fake", defaultTimeouts)
-		if err != nil {
-			t.Fatal(err)
-		}
+		w := newWatcher(newCluster(t), Options{}.withDefaults(), "apiserver fake", defaultTimeouts)
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
-		_, err = w.WaitForSync(ctx)
+		_, err := w.WaitForSync(ctx)
 		if !errors.Is(err, ErrUnreachable) || !errors.Is(err, context.DeadlineExceeded) {
 			t.Errorf("error %v", err)
 		}

@@ -60,6 +60,8 @@ type Program struct {
 type Zone struct {
 	Name  string `json:"name" yaml:"name"`
 	Group string `json:"group" yaml:"group"`
+	// Source is where the zone is from: settings, default, or what in the cluster says so.
+	Source string `json:"source,omitempty" yaml:"source,omitempty"`
 }
 
 // Endpoint is one CoreDNS endpoint. Without an interface it is not steered to: only the forwarder asks it.
@@ -90,11 +92,18 @@ type Counters struct {
 // Reasons are the kernel's counters of one scope by reason, those that are not zero.
 type Reasons map[string]uint64
 
-// Discovery says where the endpoints come from and how fresh they are.
+// Discovery says where endpoints and zones come from and how fresh they are.
 type Discovery struct {
-	Updated time.Time `json:"updated" yaml:"updated"`
-	Stale   bool      `json:"stale" yaml:"stale"`
-	Reason  string    `json:"reason,omitempty" yaml:"reason,omitempty"`
+	// Service is the followed one, as namespace/name; empty if the endpoints are those of the settings.
+	Service string `json:"service,omitempty" yaml:"service,omitempty"`
+	// Updated is when the set was last known to be true, and AgeSeconds how long that was ago.
+	Updated    time.Time `json:"updated" yaml:"updated"`
+	AgeSeconds int64     `json:"age_seconds" yaml:"age_seconds"`
+	// Stale says that the set is the last good one, and Reason why it can't be confirmed.
+	Stale  bool   `json:"stale" yaml:"stale"`
+	Reason string `json:"reason,omitempty" yaml:"reason,omitempty"`
+	// Notes say what could not be read or understood, and is not needed.
+	Notes []string `json:"notes,omitempty" yaml:"notes,omitempty"`
 }
 
 // Format names a form of output.
@@ -178,6 +187,12 @@ func (r Report) writeTable(w io.Writer) error {
 		}
 		row("ZONES", orDash(names))
 	}
+	if r.Discovery != nil {
+		row("DISCOVERY", r.Discovery.line())
+		for _, note := range r.Discovery.Notes {
+			row("NOTE", note)
+		}
+	}
 	if err := t.Flush(); err != nil {
 		return err
 	}
@@ -228,6 +243,17 @@ func (r Report) stateLine() string {
 		state += fmt.Sprintf(", pid %d", r.PID)
 	}
 	return state
+}
+
+func (d Discovery) line() string {
+	age := time.Duration(d.AgeSeconds) * time.Second
+	switch {
+	case d.Service == "":
+		return "endpoints of the settings"
+	case d.Stale:
+		return fmt.Sprintf("Service %s; the last good set is in use, %s old", d.Service, age)
+	}
+	return fmt.Sprintf("Service %s; confirmed %s ago", d.Service, age)
 }
 
 func (r Report) resolverLine() string {

@@ -34,7 +34,10 @@ func reports() map[string]Report {
 				},
 				Pinned: "/sys/fs/bpf/k2s-dnsbpf",
 			},
-			Zones: []Zone{{"cluster.local", "coredns"}, {"21.172.in-addr.arpa", "coredns"}},
+			Zones: []Zone{
+				{Name: "cluster.local", Group: "cluster", Source: "Corefile kube-system/coredns"},
+				{Name: "21.172.in-addr.arpa", Group: "cluster", Source: "ServiceCIDR kubernetes"},
+			},
 			Endpoints: []Endpoint{
 				{Address: "172.20.0.10:53", Interface: "cni0", Healthy: true, Source: "endpointslice"},
 				{Address: "172.20.0.11:53", Source: "endpointslice", Note: "no route"},
@@ -43,8 +46,11 @@ func reports() map[string]Report {
 			Counters: map[string]Counters{
 				"kubeswitch": {Steered: 7}, "host": {Steered: 1000, Answered: 2, Passed: 300, Refused: 4},
 			},
-			Discovery: &Discovery{Updated: since.Add(time.Minute)},
-			Reasons:   map[string]Reasons{"host": {"steered": 1000, "passed_external": 300}},
+			Discovery: &Discovery{
+				Service: "kube-system/kube-dns", Updated: since.Add(time.Minute),
+				Notes: []string{"not allowed to read nodes: the reverse zones of pods are not known"},
+			},
+			Reasons: map[string]Reasons{"host": {"steered": 1000, "passed_external": 300}},
 		},
 		"unhealthy": {
 			Attached: true, Problems: []string{"no endpoint is healthy", "the forwarder does not answer"}, Topology: "native-linux",
@@ -52,7 +58,7 @@ func reports() map[string]Report {
 			Zones:     []Zone{},
 			Endpoints: []Endpoint{},
 			Counters:  map[string]Counters{},
-			Discovery: &Discovery{Updated: since, Stale: true, Reason: "connection refused"},
+			Discovery: &Discovery{Service: "kube-system/kube-dns", Updated: since, AgeSeconds: 130, Stale: true, Reason: "connection refused"},
 		},
 		"detached": {
 			Resolver: Resolver{State: "original", File: "/etc/resolv.conf", Upstreams: []string{"192.0.2.1:53"}},

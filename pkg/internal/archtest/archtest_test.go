@@ -38,6 +38,7 @@ var owners = map[string][]string{
 	"github.com/cilium/ebpf":         {"pkg/datapath"},
 	"github.com/vishvananda/netlink": {"pkg/netdev"},
 	"k8s.io/":                        {"pkg/discovery"},
+	"github.com/coredns/":            {"pkg/discovery"},
 	"github.com/miekg/dns":           {"pkg/forwarder", "pkg/daemon", "pkg/internal/pktgen"},
 	"github.com/spf13/":              {"cmd/k2s-dnsbpf"},
 }

@@ -1,0 +1,143 @@
+package discovery
+
+import (
+	"cmp"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	networkingv1 "k8s.io/api/networking/v1"
+)
+
+// Zone is a zone that the cluster's DNS answers itself. It is comparable.
+type Zone struct {
+	// Name is in lower case and without a final dot.
+	Name string
+
+	// Source says for a person where it is from, as in "Corefile kube-system/coredns".
+	Source string
+}
+
+// Reverse reports whether the zone holds names of addresses (RFC 1035 section 3.5,
+// RFC 3596 section 2.5).
+func (z Zone) Reverse() bool { return below(z.Name, "in-addr.arpa") || below(z.Name, "ip6.arpa") }
+
+// zoneSet collects zones and what is to be said about them. The first one who
+// names a zone is its source.
+type zoneSet struct {
+	zones []Zone
+	notes []string
+}
+
+func (s *zoneSet) add(source string, names ...string) {
+	for _, name := range names {
+		if !slices.ContainsFunc(s.zones, func(z Zone) bool { return z.Name == name }) {
+			s.zones = append(s.zones, Zone{Name: name, Source: source})
+		}
+	}
+}
+
+func (s *zoneSet) note(format string, arguments ...any) {
+	s.notes = append(s.notes, fmt.Sprintf(format, arguments...))
+}
+
+// namesFirst puts the reverse zones behind the others.
+func (s *zoneSet) namesFirst() {
+	slices.SortStableFunc(s.zones, func(a, b Zone) int {
+		switch {
+		case a.Reverse() == b.Reverse():
+			return 0
+		case b.Reverse():
+			return -1
+		}
+		return 1
+	})
+}
+
+// addServiceCIDRs adds the reverse zones of the ranges that Services get their
+// addresses from.
+func (s *zoneSet) addServiceCIDRs(all []*networkingv1.ServiceCIDR) {
+	slices.SortFunc(all, func(a, b *networkingv1.ServiceCIDR) int { return cmp.Compare(a.Name, b.Name) })
+	for _, c := range all {
+		s.addReverse("ServiceCIDR "+c.Name, "--service-cidr", parsedPrefixes(c.Spec.CIDRs))
+	}
+}
+
+// addPodCIDRs adds the reverse zones of the ranges that the nodes give to their
+// pods. Thousands of nodes have ranges that lie side by side: they are joined.
+func (s *zoneSet) addPodCIDRs(nodes []*corev1.Node) {
+	var prefixes []netip.Prefix
+	for _, n := range nodes {
+		prefixes = append(prefixes, parsedPrefixes(n.Spec.PodCIDRs)...)
+	}
+	if len(prefixes) == 0 && len(nodes) > 0 {
+		s.note("the nodes have no podCIDRs: the reverse zones of pods are not known; name their range with --pod-cidr")
+	}
+	s.addReverse("podCIDRs of nodes", "--pod-cidr", join(prefixes))
+}
+
+// addReverse adds the reverse zones of prefixes, the wide ones first, as many as
+// may be.
+func (s *zoneSet) addReverse(source, flag string, prefixes []netip.Prefix) {
+	fit, left := fitting(prefixes)
+	if left > 0 {
+		s.note("%s: %d of %d ranges need more than %d reverse zones and are left out; name the whole range with %s",
+			source, left, len(prefixes), maxReverseZones, flag)
+	}
+	names, err := ReverseZones(fit...)
+	if err != nil {
+		s.note("%s: %v", source, err)
+	}
+	s.add(source, slices.DeleteFunc(names, tooWide)...)
+}
+
+// fitting takes the widest prefixes that together need no more than
+// maxReverseZones, and counts those left.
+func fitting(prefixes []netip.Prefix) (fit []netip.Prefix, left int) {
+	byWidth := slices.Clone(prefixes)
+	slices.SortStableFunc(byWidth, func(a, b netip.Prefix) int { return cmp.Compare(a.Bits(), b.Bits()) })
+	total := 0
+	for _, p := range byWidth {
+		needs := 1 << (cutAfter(p) - p.Bits())
+		if total+needs > maxReverseZones {
+			left++
+			continue
+		}
+		total += needs
+		fit = append(fit, p)
+	}
+	return fit, left
+}
+
+// join makes the shortest list of prefixes that covers the same addresses.
+func join(prefixes []netip.Prefix) []netip.Prefix {
+	var out []netip.Prefix
+	for _, p := range withoutCovered(slices.Clone(prefixes)) {
+		out = append(out, p)
+		for len(out) > 1 {
+			a, b := out[len(out)-2], out[len(out)-1]
+			if a.Bits() != b.Bits() || a.Bits() == 0 || a.Addr().BitLen() != b.Addr().BitLen() {
+				break
+			}
+			parent := netip.PrefixFrom(a.Addr(), a.Bits()-1).Masked()
+			if !parent.Contains(b.Addr()) {
+				break
+			}
+			out = append(out[:len(out)-2], parent)
+		}
+	}
+	return out
+}
+
+// parsedPrefixes reads what the apiserver has checked already.
+func parsedPrefixes(texts []string) []netip.Prefix {
+	var out []netip.Prefix
+	for _, t := range texts {
+		if p, err := netip.ParsePrefix(strings.TrimSpace(t)); err == nil {
+			out = append(out, p.Masked())
+		}
+	}
+	return out
+}
