@@ -10,12 +10,27 @@ import (
 
 // merge makes one sorted set out of all slices of a Service: the ready endpoints,
 // or, if there is none, those that serve while they terminate or are not ready.
-// Of the ready ones, place chooses. Slices of other Services are ignored.
+// Of the ready ones, place chooses. Each address family is for itself, since its
+// slices change by themselves: while only those of one family name the new Pods of
+// a rollout, the other family still has its old ones. Slices of other Services are
+// ignored.
 func merge(all []*discoveryv1.EndpointSlice, namespace, service, portName string, place placement) []Endpoint {
-	var ready []placed
-	var serving []Endpoint
+	var out []Endpoint
+	for _, family := range []discoveryv1.AddressType{discoveryv1.AddressTypeIPv4, discoveryv1.AddressTypeIPv6} {
+		ready, serving := ofFamily(all, family, namespace, service, portName)
+		if len(ready) > 0 {
+			serving = place.choose(ready)
+		}
+		out = append(out, serving...)
+	}
+	return sortEndpoints(out)
+}
+
+// ofFamily returns the endpoints of one address family that are ready, and those
+// that serve without being ready.
+func ofFamily(all []*discoveryv1.EndpointSlice, family discoveryv1.AddressType, namespace, service, portName string) (ready []placed, serving []Endpoint) {
 	for _, s := range all {
-		if s.Namespace != namespace || s.Labels[discoveryv1.LabelServiceName] != service {
+		if s.AddressType != family || s.Namespace != namespace || s.Labels[discoveryv1.LabelServiceName] != service {
 			continue
 		}
 		port, ok := dnsPort(s.Ports, portName)
@@ -50,10 +65,7 @@ func merge(all []*discoveryv1.EndpointSlice, namespace, service, portName string
 			}
 		}
 	}
-	if len(ready) > 0 {
-		return sortEndpoints(place.choose(ready))
-	}
-	return sortEndpoints(serving)
+	return ready, serving
 }
 
 // dnsPort returns the number of the port called name, which must be UDP. A slice
@@ -80,19 +92,10 @@ func endpointAddr(t discoveryv1.AddressType, addresses []string) (netip.Addr, bo
 	}
 	a, err := netip.ParseAddr(addresses[0])
 	if err != nil {
-		return netip.Addr{}, false // FQDN slices end here too
+		return netip.Addr{}, false
 	}
 	a = a.Unmap()
-	switch t {
-	case discoveryv1.AddressTypeIPv4:
-		if !a.Is4() {
-			return a, false
-		}
-	case discoveryv1.AddressTypeIPv6:
-		if !a.Is6() || a.Zone() != "" {
-			return a, false
-		}
-	default:
+	if a.Is4() != (t == discoveryv1.AddressTypeIPv4) || a.Zone() != "" {
 		return a, false
 	}
 	return a, !a.IsUnspecified() && !a.IsMulticast() && !a.IsLoopback()

@@ -88,6 +88,10 @@ func TestMerge(t *testing.T) {
 		{"nil Ready means ready", []*discoveryv1.EndpointSlice{slice("a", unset("172.20.0.2"), unready("172.20.0.3"))}, []string{"172.20.0.2:53"}},
 		{"ready ones beat draining ones", []*discoveryv1.EndpointSlice{slice("a", draining("172.20.0.2")), slice("b", ready("172.20.0.3"))}, []string{"172.20.0.3:53"}},
 		{"none ready: draining ones are the least bad", []*discoveryv1.EndpointSlice{slice("a", draining("172.20.0.2"), gone("172.20.0.4"), unready("172.20.0.3"))}, []string{"172.20.0.2:53"}},
+		{"a rollout seen in one family first", []*discoveryv1.EndpointSlice{
+			slice("a", draining("172.20.0.2")),
+			withType(discoveryv1.AddressTypeIPv6, slice("b", draining("fd00::2"), ready("fd00::3")))},
+			[]string{"172.20.0.2:53", "[fd00::3]:53"}},
 		{"nil Serving follows Ready", []*discoveryv1.EndpointSlice{slice("a", condition([]string{"172.20.0.2"}, new(false), nil, nil))}, nil},
 		{"ready in one slice, unready in another", []*discoveryv1.EndpointSlice{slice("a", unready("172.20.0.2")), slice("b", ready("172.20.0.2"))}, []string{"172.20.0.2:53"}},
 		{"only the first address counts", []*discoveryv1.EndpointSlice{slice("a", ready("172.20.0.2", "172.20.0.3"))}, []string{"172.20.0.2:53"}},
