@@ -141,6 +141,7 @@ func (c *Cluster) start(ctx context.Context) error {
 		"--authorization-mode=RBAC", "--anonymous-auth=false", "--allow-privileged=true",
 		// Without it every Pod would have to wait for its ServiceAccount.
 		"--disable-admission-plugins=ServiceAccount",
+		"--audit-policy-file="+Dir+"/audit.yaml", "--audit-log-path="+auditLog, "--audit-log-mode=blocking",
 		// A stop would otherwise wait a minute for the watches of its clients.
 		"--shutdown-send-retry-after=true", "--shutdown-watch-termination-grace-period=1s")
 	if err := c.StartAPIServer(ctx); err != nil {
@@ -204,7 +205,7 @@ func (c *Cluster) writeFiles() (err error) {
 	if err := c.Host().Do(func() error { return os.MkdirAll(Dir, 0o700) }); err != nil {
 		return err
 	}
-	for name, content := range map[string][]byte{"ca.crt": c.authority.pem, "accounts.key": accountsKey} {
+	for name, content := range map[string][]byte{"ca.crt": c.authority.pem, "accounts.key": accountsKey, "audit.yaml": []byte(auditPolicy)} {
 		if err := c.Host().WriteFile(path.Join(Dir, name), content, 0o600); err != nil {
 			return err
 		}
@@ -270,7 +271,8 @@ func (c *Cluster) restConfig() *rest.Config {
 		TLSClientConfig: rest.TLSClientConfig{
 			CAData: c.authority.pem, CertData: c.admin.certificate, KeyData: c.admin.key,
 		},
-		Dial: dialFrom(c.Host()),
+		Dial:          dialFrom(c.Host()),
+		ContentConfig: rest.ContentConfig{ContentType: "application/vnd.kubernetes.protobuf"},
 		// A test is in a hurry, and the apiserver its own.
 		QPS: 1000, Burst: 2000,
 	}

@@ -1,0 +1,164 @@
+package e2e
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"os"
+	"regexp"
+	"strconv"
+	"testing"
+	"time"
+
+	"github.com/miekg/dns"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/k2s-dnsbpf/k2s-dnsbpf/test/cluster"
+	"github.com/k2s-dnsbpf/k2s-dnsbpf/test/lab"
+)
+
+// uncached is the Corefile of the rollout: every query is answered from the plugin kubernetes.
+const uncached = `.:53 {
+    errors
+    health {
+       lameduck 5s
+    }
+    ready
+    kubernetes cluster.local in-addr.arpa ip6.arpa {
+       pods insecure
+       fallthrough in-addr.arpa ip6.arpa
+       ttl 30
+    }
+    prometheus :9153
+    forward . /etc/resolv.conf
+}
+`
+
+// createBackend makes the Service that most tests ask for.
+func createBackend(t *testing.T, c *cluster.Cluster) {
+	t.Helper()
+	service := &corev1.Service{
+		ObjectMeta: metav1.ObjectMeta{Name: "backend", Namespace: "default"},
+		Spec:       corev1.ServiceSpec{ClusterIP: lab.Backend4, Ports: []corev1.ServicePort{{Name: "http", Port: 80, Protocol: corev1.ProtocolTCP}}},
+	}
+	if _, err := c.Client.CoreV1().Services("default").Create(t.Context(), service, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// dnsperf is a load that runs until it is told to stop.
+type dnsperf struct {
+	from *lab.Node
+	cmd  *lab.Cmd
+	out  bytes.Buffer
+}
+
+func startDNSPerf(t *testing.T, from *lab.Node, server string, rate int) *dnsperf {
+	t.Helper()
+	if err := from.WriteFile("/run/lab/queries", []byte(lab.Backend+" A\n"+lab.Kubernetes+" A\n"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	d := &dnsperf{from: from, cmd: from.Command(context.Background(), "dnsperf", "-s", server, "-d", "/run/lab/queries",
+		"-Q", strconv.Itoa(rate), "-c", "4", "-T", "1", "-l", "300", "-t", "5", "-q", "2000")}
+	d.cmd.Stdout, d.cmd.Stderr, d.cmd.Dir = &d.out, &d.out, "/"
+	if err := d.cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = d.cmd.Process.Kill(); _ = d.cmd.Wait() })
+	return d
+}
+
+// finish ends the load and returns how many queries it sent; none may have been lost or answered wrongly.
+func (d *dnsperf) finish(t *testing.T) (sent int) {
+	t.Helper()
+	if err := d.cmd.Process.Signal(os.Interrupt); err != nil {
+		t.Fatal(err)
+	}
+	_ = d.cmd.Wait() // an interrupted dnsperf says so by its status
+	number := func(what string) int {
+		m := regexp.MustCompile(what).FindSubmatch(d.out.Bytes())
+		if m == nil {
+			t.Fatalf("%s: dnsperf does not say %q:\n%s", d.from.Name(), what, &d.out)
+		}
+		n, err := strconv.Atoi(string(m[1]))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return n
+	}
+	sent = number(`Queries sent: +(\d+)`)
+	// What was under way when it was interrupted counts as interrupted, not as lost.
+	if lost := number(`Queries lost: +(\d+)`); lost != 0 {
+		t.Errorf("%s: %d of %d queries lost:\n%s", d.from.Name(), lost, sent, &d.out)
+	}
+	if right, done := number(`NOERROR (\d+)`), number(`Queries completed: +(\d+)`); right != done {
+		t.Errorf("%s: %d of %d answers are not NOERROR:\n%s", d.from.Name(), done-right, done, &d.out)
+	}
+	latency := regexp.MustCompile(`Average Latency.*`).Find(d.out.Bytes())
+	t.Logf("%s: %d queries, %s", d.from.Name(), sent, latency)
+	return sent
+}
+
+// TestRollingRestart: a Deployment of CoreDNS is restarted, twice, under 5,000 queries a second from the host, the worker
+// and a pod. The EndpointSlices are the real controller's; no query is lost.
+func TestRollingRestart(t *testing.T) {
+	h := raise(t, lab.Options{NoServers: true})
+	c := cluster.Start(t, h.Lab, cluster.Options{Controllers: true})
+	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
+	defer cancel()
+	if err := c.DeployCoreDNS(ctx, 2, uncached); err != nil {
+		t.Fatal(err)
+	}
+	createBackend(t, c)
+	h.attach(discovered, ranges, []string{"--pods", "cni0"})
+	eventually(t, "the Service is known to CoreDNS", func() error {
+		raw, err := ask(h.Host(), hostDNS, pack(t, 1, lab.Backend, dns.TypeA), noReply)
+		if err != nil {
+			return err
+		}
+		return isAddress(raw, lab.Backend4)
+	})
+	before := h.dataplane()
+	loads := []*dnsperf{
+		startDNSPerf(t, h.Host(), "127.0.0.1", 2500),
+		startDNSPerf(t, h.Worker(), lab.KubeSwitch4, 1500),
+		startDNSPerf(t, h.Pod("app"), lab.KubeDNS4, 1000),
+	}
+	begin := time.Now()
+	const restarts = 2
+	for i := range restarts {
+		old := h.endpoints4()
+		if err := c.RestartCoreDNS(ctx, strconv.Itoa(i)); err != nil {
+			t.Fatal(err)
+		}
+		eventually(t, "the endpoints are the new Pods", func() error {
+			now := h.endpoints4()
+			for _, address := range now {
+				for _, gone := range old {
+					if address == gone {
+						return fmt.Errorf("endpoints are %v, and were %v", now, old)
+					}
+				}
+			}
+			if len(now) != 2 {
+				return fmt.Errorf("endpoints are %v", now)
+			}
+			return nil
+		})
+	}
+	took := time.Since(begin)
+	sum := 0
+	for _, load := range loads {
+		sum += load.finish(t)
+	}
+	t.Logf("%d rolling restarts in %s under %.0f queries a second", restarts, took.Round(time.Millisecond), float64(sum)/time.Since(begin).Seconds())
+	after := h.dataplane()
+	steered := 0
+	for _, scope := range []string{"host", "kubeswitch", "pod"} {
+		steered += after.rose(before, scope, "steered")
+	}
+	if steered != sum {
+		t.Errorf("%d of %d queries were steered: %v", steered, sum, after.Reasons)
+	}
+}
