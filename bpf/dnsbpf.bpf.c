@@ -12,6 +12,7 @@
 #include "lib/common.h"
 #include "lib/config.h"
 #include "lib/dns.h"
+#include "lib/failure.h"
 #include "lib/guard.h"
 #include "lib/maps.h"
 #include "lib/metrics.h"
@@ -66,6 +67,9 @@ static __always_inline int handle_query(struct __sk_buff *skb, bool local)
 	config = bpf_map_lookup_elem(&dns_config, &zero);
 	if (!listener || !scratch || !config)
 		return PASS;
+	/* The host's own resolver is for programs of this host. */
+	if (!local && listener->scope == DNS_SCOPE_TRANSPARENT)
+		return PASS;
 
 	/*
 	 * Here too: the guard may be missing, or on another interface than a pod's query for this address comes in on.
@@ -88,10 +92,13 @@ static __always_inline int handle_query(struct __sk_buff *skb, bool local)
 		enum dns_reason failure =
 			decide_query(&pkt, scratch, config, listener->scope, skb->ifindex, local, &to);
 
-		if (failure != DNS_OK)
-			reason = failure;
-		else
+		if (failure == DNS_OK)
 			verdict = apply_tc(skb, &pkt, &to, &reason);
+		else if (local && listener->scope == DNS_SCOPE_TRANSPARENT)
+			/* Passed, a cluster's name would reach a server that asks outside for it. */
+			verdict = answer_failure(skb, &pkt, &reason);
+		else
+			reason = failure;
 	}
 	count(listener->scope, reason);
 	return verdict;

@@ -20,8 +20,13 @@ struct dnshdr {
 
 #define DNS_FLAG_QR_BE     bpf_htons(0x8000)
 #define DNS_OPCODE_MASK_BE bpf_htons(0x7800)
+#define DNS_FLAG_RD_BE     bpf_htons(0x0100)
+#define DNS_FLAG_RA_BE     bpf_htons(0x0080)
+#define DNS_FLAG_CD_BE     bpf_htons(0x0010)
+#define DNS_SERVFAIL_BE    bpf_htons(2)
 #define DNS_CLASS_IN_BE    bpf_htons(1)
 #define DNS_TYPE_OPT_BE    bpf_htons(41)
+#define DNS_EDNS_PADDING   12 /* RFC 7830 */
 
 /* Behind the name of a question. */
 struct dns_question_tail {

@@ -32,7 +32,8 @@
 	/* Queries again: append only. */                                          \
 	X(refused_source)   /* from outside the allowed prefixes; dropped */       \
 	X(refused_message)  /* can be no query: too short, or QR=1; dropped */     \
-	X(steered_fallback) /* to a former server: the daemon is dead */
+	X(steered_fallback) /* to a former server: the daemon is dead */           \
+	X(answered_failure) /* SERVFAIL: no endpoint, or no free NAT port */
 
 enum dns_reason {
 #define X(name) DNS_REASON_##name,

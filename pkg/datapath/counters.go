@@ -24,6 +24,9 @@ type Counters struct {
 // Steered is the number of queries sent to an endpoint, or to a former server while the daemon is dead.
 func (c Counters) Steered() uint64 { return c.sum("steered") }
 
+// Answered is the number of queries that the kernel made a reply of.
+func (c Counters) Answered() uint64 { return c.sum("answered_") }
+
 // Passed is the number of queries left to user space, for whatever reason.
 func (c Counters) Passed() uint64 { return c.sum("passed_") }
 

@@ -66,6 +66,7 @@ type dnsbpfDnsCounters struct {
 	RefusedSource    uint64
 	RefusedMessage   uint64
 	SteeredFallback  uint64
+	AnsweredFailure  uint64
 	LatencyUsLog2    [24]uint64
 }
 

@@ -226,6 +226,8 @@ func verdictName(verdict uint32) string {
 	switch int32(verdict) {
 	case -1:
 		return "pass"
+	case 0:
+		return "ok"
 	case 2:
 		return "shot"
 	case 7:
@@ -250,6 +252,8 @@ func (h *harness) expectIn(tb testing.TB, program Program, frame []byte, scope S
 	switch reason {
 	case notOurs:
 		want = nil
+	case "answered_failure":
+		wantVerdict = "ok"
 	case "refused_source":
 		wantVerdict = "shot"
 	case "steered", "steered_fallback":
