@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -30,7 +31,7 @@ the host has now. Returns when the host resolves through it; the daemon stays in
 	s := newSettings(cmd)
 	s.addAttachFlags()
 	complete(cmd, "topology", config.TopologyNativeLinux)
-	complete(cmd, "resolver", config.ResolverTakeover, config.ResolverNone)
+	complete(cmd, "resolver", config.ResolverTakeover, config.ResolverTransparent, config.ResolverNone)
 	complete(cmd, "endpoint-preference", config.PreferAll, config.PreferNode, config.PreferZone)
 	cmd.Flags().BoolVar(&foreground, "foreground", false, "stay in the foreground, for a service unit or a container")
 	cmd.Flags().BoolVar(&dryRun, "dry-run", false, "say what would be done, and change nothing")
@@ -69,8 +70,12 @@ the host has now. Returns when the host resolves through it; the daemon stays in
 		if err != nil {
 			return err
 		}
-		fmt.Fprintf(cmd.OutOrStdout(), "attached: %d zones to %d endpoints, all other names to %d upstreams\n",
-			len(report.Zones), len(report.Endpoints), len(report.Resolver.Upstreams))
+		others := fmt.Sprintf("to %d upstreams", len(report.Resolver.Upstreams))
+		if len(report.Resolver.SteeredAt) > 0 {
+			others = "left to the resolver at " + strings.Join(report.Resolver.SteeredAt, " and ")
+		}
+		fmt.Fprintf(cmd.OutOrStdout(), "attached: %d zones to %d endpoints, all other names %s\n",
+			len(report.Zones), len(report.Endpoints), others)
 		return nil
 	}
 	return cmd

@@ -117,7 +117,7 @@ func (s *settings) addAttachFlags() {
 	s.list("upstream", "`IP[:PORT]` of a server for all other names (default: those of the resolver configuration)", func(c *config.Config, texts []string) error {
 		return parseAll(&c.Upstreams, texts, config.ParseServer)
 	})
-	s.text("resolver", string(s.flags.Resolver), "what to do with the resolver configuration: takeover or none", func(c *config.Config, text string) error {
+	s.text("resolver", string(s.flags.Resolver), "what to do with the resolver configuration: takeover, transparent (leave it, steer what goes to the host's own resolver on loopback) or none", func(c *config.Config, text string) error {
 		c.Resolver = config.ResolverMode(text)
 		return nil
 	})

@@ -46,8 +46,9 @@ type ResolverMode string
 
 // The resolver modes.
 const (
-	ResolverTakeover ResolverMode = "takeover" // a file of ours is in place while attached
-	ResolverNone     ResolverMode = "none"     // nothing is touched
+	ResolverTakeover    ResolverMode = "takeover"    // a file of ours is in place while attached
+	ResolverTransparent ResolverMode = "transparent" // nothing is touched, and queries to the host's own resolver are steered
+	ResolverNone        ResolverMode = "none"        // nothing is touched
 )
 
 // EndpointPreference says which of the ready endpoints are asked.
@@ -123,8 +124,13 @@ func (c Config) Validate() error {
 	if c.Topology != TopologyNativeLinux {
 		return fmt.Errorf("topology %q: %w: this version knows %q", c.Topology, ErrInvalid, TopologyNativeLinux)
 	}
-	if !slices.Contains([]ResolverMode{ResolverTakeover, ResolverNone}, c.Resolver) {
-		return fmt.Errorf("resolver %q: %w: this version knows %q and %q", c.Resolver, ErrInvalid, ResolverTakeover, ResolverNone)
+	if !slices.Contains([]ResolverMode{ResolverTakeover, ResolverTransparent, ResolverNone}, c.Resolver) {
+		return fmt.Errorf("resolver %q: %w: this version knows %q, %q and %q", c.Resolver, ErrInvalid,
+			ResolverTakeover, ResolverTransparent, ResolverNone)
+	}
+	if c.Resolver == ResolverTransparent && !c.BPF {
+		return fmt.Errorf("resolver %q: %w: only the kernel can steer past the host's resolver: leave out --no-bpf (bpf: false), or use %q",
+			c.Resolver, ErrInvalid, ResolverTakeover)
 	}
 	if !slices.Contains([]EndpointPreference{PreferAll, PreferNode, PreferZone}, c.EndpointPreference) {
 		return fmt.Errorf("endpointPreference %q: %w: write %s, %s or %s", c.EndpointPreference, ErrInvalid, PreferAll, PreferNode, PreferZone)

@@ -95,7 +95,7 @@ func (d *Daemon) check(ctx context.Context) (discovery.Snapshot, error) {
 	return d.routing.source.WaitForSync(ctx)
 }
 
-// inspectResolver looks at the resolver's state and judges whether it can be taken over, if it is to be.
+// inspectResolver looks at the resolver's state and judges whether it is fit for what is to be done with it.
 func (d *Daemon) inspectResolver() error {
 	manager, err := resolvconf.New(resolvconf.Options{
 		Path: d.config.ResolvConf, StateDir: d.config.StateDir, Journal: d.journal,
@@ -107,6 +107,9 @@ func (d *Daemon) inspectResolver() error {
 	d.resolver = manager
 	if d.inspection, err = manager.Inspect(); err != nil {
 		return err
+	}
+	if d.isTransparent() {
+		return d.findResolvers()
 	}
 	if d.config.Resolver != config.ResolverTakeover {
 		return nil

@@ -72,8 +72,10 @@ type Daemon struct {
 	routing  routing
 	snapshot discovery.Snapshot
 	network  network
-	started  time.Time
-	problems map[string]string // by what they concern
+	// resolvers are the host's own, on loopback, that queries are steered past. None but in transparent mode.
+	resolvers []netip.Addr
+	started   time.Time
+	problems  map[string]string // by what they concern
 }
 
 // CheckPrivilege fails if this process can't change the host. The verb is the command that wants to.
@@ -117,7 +119,7 @@ func (d *Daemon) Run(ctx context.Context, ready func()) (err error) {
 		return err
 	}
 	defer control.Close()
-	d.log.Info("attached", zap.Strings("zones", zoneNames(d.network.zones)), zap.Stringers("upstreams", d.routing.upstreams))
+	d.log.Info("attached", zap.Strings("zones", zoneNames(d.network.zones)), zap.Stringers("upstreams", d.upstreams()))
 	ready()
 	return d.serve(ctx)
 }
@@ -210,6 +212,7 @@ func (d *Daemon) serve(ctx context.Context) error {
 			return nil
 		case <-beat.C:
 			d.beat()
+			d.followResolver()
 		case <-revived:
 			d.reroute()
 		case snapshot := <-d.routing.source.Snapshots():

@@ -63,7 +63,7 @@ func (d *Daemon) reroute() {
 }
 
 func (d *Daemon) routes(zones []discovery.Zone, endpoints []netip.AddrPort) forwarder.Routes {
-	return forwarder.Routes{Zones: routesTo(zones, endpoints), Upstreams: d.routing.upstreams}
+	return forwarder.Routes{Zones: routesTo(zones, endpoints), Upstreams: d.upstreams()}
 }
 
 // programDatapath attaches where replies come in before queries are steered there. Where the old network got replies from
@@ -119,13 +119,16 @@ func (d *Daemon) steerZones(n network) error {
 	return d.datapath.ReplaceZones(steered, backends(n.endpoints), backends(n.fallback))
 }
 
-// findListeners decides where queries are taken: the loopback addresses, and the KubeSwitch address.
+// findListeners decides where queries are taken: the loopback addresses, unless they are another resolver's, and the
+// KubeSwitch address.
 func (d *Daemon) findListeners() error {
-	d.listen = []netip.AddrPort{netip.AddrPortFrom(loopback4, config.DNSPort)}
-	if _, err := netdev.InterfaceOf(loopback6); err == nil {
-		d.listen = append(d.listen, netip.AddrPortFrom(loopback6, config.DNSPort))
-	} else if !errors.Is(err, netdev.ErrNoInterface) {
-		return err
+	if !d.isTransparent() {
+		d.listen = append(d.listen, netip.AddrPortFrom(loopback4, config.DNSPort))
+		if _, err := netdev.InterfaceOf(loopback6); err == nil {
+			d.listen = append(d.listen, netip.AddrPortFrom(loopback6, config.DNSPort))
+		} else if !errors.Is(err, netdev.ErrNoInterface) {
+			return err
+		}
 	}
 
 	address := d.config.KubeSwitchAddress

@@ -35,6 +35,7 @@ type network struct {
 	allowed    []netip.Prefix     // that may ask at the KubeSwitch address
 	pods       []netdev.Interface // whose queries are steered
 	clusterDNS []netip.Addr       // that pods ask
+	resolvers  []netip.Addr       // the host's own, in transparent mode
 }
 
 // lookAround builds the network of a snapshot from the host's present state. The caller holds d.mu or is alone.
@@ -47,6 +48,7 @@ func (d *Daemon) lookAround(snapshot discovery.Snapshot) (n network, err error) 
 	for _, upstream := range d.routing.upstreams {
 		n.fallback = append(n.fallback, resolveRoutes([]discovery.Endpoint{{Address: upstream, Source: "upstream"}})...)
 	}
+	n.resolvers = d.resolvers
 	if n.pods, err = netdev.MatchInterfaces(d.config.Pods); err != nil {
 		return n, err
 	}
@@ -182,7 +184,7 @@ func (d *Daemon) kubeSwitchAddress() (netip.Addr, bool) {
 
 // kernelListeners gives each intercepted address its scope.
 func (d *Daemon) kernelListeners(n network) []datapath.Listener {
-	listeners := make([]datapath.Listener, 0, len(d.listen)+len(n.clusterDNS))
+	listeners := make([]datapath.Listener, 0, len(d.listen)+len(n.clusterDNS)+len(n.resolvers))
 	for _, address := range d.listen {
 		scope := datapath.ScopeKubeSwitch
 		if address.Addr().IsLoopback() {
@@ -194,6 +196,9 @@ func (d *Daemon) kernelListeners(n network) []datapath.Listener {
 		listeners = append(listeners, datapath.Listener{
 			Address: netip.AddrPortFrom(address, config.DNSPort), Scope: datapath.ScopePod,
 		})
+	}
+	for _, address := range onDNSPort(n.resolvers) {
+		listeners = append(listeners, datapath.Listener{Address: address, Scope: datapath.ScopeTransparent})
 	}
 	return listeners
 }

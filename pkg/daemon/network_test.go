@@ -195,6 +195,7 @@ func TestReplyViaOfPods(t *testing.T) {
 
 func TestKernelListeners(t *testing.T) {
 	loopback, kubeSwitch := netip.MustParseAddrPort("127.0.0.1:53"), netip.MustParseAddrPort("172.19.1.1:53")
+	stub := netip.MustParseAddr("127.0.0.53")
 	loopback6v, service := netip.MustParseAddrPort("[::1]:53"), netip.MustParseAddr("172.21.0.10")
 	for _, c := range []struct {
 		name   string
@@ -208,6 +209,11 @@ func TestKernelListeners(t *testing.T) {
 		{"all", []netip.AddrPort{loopback, kubeSwitch}, network{clusterDNS: []netip.Addr{service}}, []datapath.Listener{
 			{Address: loopback, Scope: datapath.ScopeHost}, {Address: kubeSwitch, Scope: datapath.ScopeKubeSwitch},
 			{Address: netip.AddrPortFrom(service, 53), Scope: datapath.ScopePod},
+		}},
+		{"transparent", []netip.AddrPort{kubeSwitch}, network{resolvers: []netip.Addr{loopback6, stub}}, []datapath.Listener{
+			{Address: kubeSwitch, Scope: datapath.ScopeKubeSwitch},
+			{Address: loopback6v, Scope: datapath.ScopeTransparent},
+			{Address: netip.AddrPortFrom(stub, 53), Scope: datapath.ScopeTransparent},
 		}},
 	} {
 		t.Run(c.name, func(t *testing.T) {

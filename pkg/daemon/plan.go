@@ -91,8 +91,18 @@ func (d *Daemon) describe(n network) (lines []string) {
 		}
 		say("endpoint %s (%s), %s", e.Address, e.Source, how)
 	}
-	for _, upstream := range d.routing.upstreams {
-		say("send all other names to %s", upstream)
+	for _, resolver := range n.resolvers {
+		say("steer cluster names that are asked by UDP at %s, leave all else to the resolver there", resolver)
+	}
+	if d.isTransparent() {
+		for _, limit := range config.TransparentLimits() {
+			say("not covered: %s", limit)
+		}
+	}
+	if len(d.listen) > 0 {
+		for _, upstream := range d.upstreams() {
+			say("send all other names to %s", upstream)
+		}
 	}
 	say("publish the upstreams for pods in %s", filepath.Join(d.config.StateDir, resolvconf.KubeletFile))
 	if d.config.Resolver == config.ResolverTakeover {

@@ -140,6 +140,6 @@ func (d *Daemon) commit(request *reload) error {
 	if err := d.publishKubeletFile(); err != nil {
 		d.log.Error("resolver file for pods not renewed", zap.Error(err))
 	}
-	d.log.Info("new settings", zap.Strings("zones", zoneNames(d.network.zones)), zap.Stringers("upstreams", d.routing.upstreams))
+	d.log.Info("new settings", zap.Strings("zones", zoneNames(d.network.zones)), zap.Stringers("upstreams", d.upstreams()))
 	return nil
 }

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"slices"
@@ -37,7 +38,7 @@ func (d *Daemon) report() status.Report {
 		Kubeconfig: d.routing.kubeconfig,
 		Discovery:  d.discoveryReport(time.Now()),
 	}
-	for _, about := range []string{"resolver", "endpoints", "zones", "guard"} {
+	for _, about := range []string{"resolver", "transparent", "endpoints", "zones", "guard"} {
 		if problem, ok := d.problems[about]; ok {
 			report.Problems = append(report.Problems, problem)
 		}
@@ -46,7 +47,7 @@ func (d *Daemon) report() status.Report {
 		report.Problems = append(report.Problems, fmt.Sprintf("endpoints can't be confirmed, the last good ones are %s old: %s",
 			time.Duration(report.Discovery.AgeSeconds)*time.Second, report.Discovery.Reason))
 	}
-	for _, upstream := range d.routing.upstreams {
+	for _, upstream := range d.upstreams() {
 		report.Resolver.Upstreams = append(report.Resolver.Upstreams, upstream.String())
 	}
 	for _, zone := range d.network.zones {
@@ -74,6 +75,7 @@ func (d *Daemon) report() status.Report {
 		report.Problems = append(report.Problems, "no interface has the KubeSwitch address "+address.String()+": workers are not answered")
 	}
 	fillResolver(&report, d.resolver, d.config)
+	report.Resolver.SteeredAt = texts(d.network.resolvers)
 	fillDatapath(&report, d.config, d.journal)
 	report.Healthy = len(report.Problems) == 0
 	return report
@@ -112,10 +114,21 @@ func fillResolver(report *status.Report, manager *resolvconf.Manager, c config.C
 		}
 		return
 	}
+	if c.Resolver == config.ResolverTransparent {
+		report.Resolver.State = string(c.Resolver)
+		report.Resolver.SteeredAt = texts(loopbackResolvers(inspection.File))
+	}
 	if c.Resolver == config.ResolverTakeover && inspection.State != resolvconf.StateOurs {
 		report.Problems = append(report.Problems,
 			fmt.Sprintf("%s is %s: programs do not ask k2s-dnsbpf: run k2s-dnsbpf detach and attach again", c.ResolvConf, inspection.State))
 	}
+}
+
+func texts(addresses []netip.Addr) (texts []string) {
+	for _, address := range addresses {
+		texts = append(texts, address.String())
+	}
+	return texts
 }
 
 // fillDatapath adds what is pinned or attached as a filter, which is so with or without a daemon.
@@ -159,7 +172,7 @@ func fillDatapath(report *status.Report, c config.Config, journal *state.Journal
 	report.Reasons = make(map[string]status.Reasons, len(counters))
 	for scope, scopeCounters := range counters {
 		report.Counters[scope.String()] = status.Counters{
-			Steered: scopeCounters.Steered(), Replied: scopeCounters.ByReason["replied"], Passed: scopeCounters.Passed(), Refused: scopeCounters.Refused(),
+			Steered: scopeCounters.Steered(), Replied: scopeCounters.ByReason["replied"], Answered: scopeCounters.Answered(), Passed: scopeCounters.Passed(), Refused: scopeCounters.Refused(),
 		}
 		reasons := make(status.Reasons)
 		for reason, count := range scopeCounters.ByReason {

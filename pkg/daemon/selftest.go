@@ -15,10 +15,17 @@ import (
 // selfTestTry is how long one query of the self-test waits. Another follows until attach's own time is over.
 const selfTestTry = time.Second
 
-// selfTest asks the path that is to be used: the first zone's SOA of each kind of listener. Any answer will do, since
-// it proves the way there and back; a refusal or failure to answer does not.
+// selfTest asks the path that is to be used. Any answer will do, since it proves the way there and back; a refusal or
+// failure to answer does not.
 func (d *Daemon) selfTest(ctx context.Context) error {
-	server := d.listen[0]
+	if d.isTransparent() {
+		return d.testTransparent(ctx)
+	}
+	return d.awaitAnswer(ctx, d.listen[0])
+}
+
+// awaitAnswer asks a server for the first zone's SOA until it answers or ctx ends.
+func (d *Daemon) awaitAnswer(ctx context.Context, server netip.AddrPort) error {
 	name := dns.Fqdn(d.network.zones[0].Name)
 	reason := context.Cause(ctx)
 	for ctx.Err() == nil {

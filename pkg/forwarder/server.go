@@ -32,11 +32,12 @@ const (
 // read a resolver configuration with our address just before it was restored.
 const drainWindow = 100 * time.Millisecond
 
-// Options configure a Server. All but Listen may be zero.
+// Options configure a Server. All may be zero.
 type Options struct {
 	// Listen are the addresses served, each on UDP and TCP. They must be
 	// specific, so that a reply leaves from the address that was asked. Port
-	// 0 takes a free port, the same one for UDP and TCP.
+	// 0 takes a free port, the same one for UDP and TCP. A server without any
+	// is asked by nobody.
 	Listen []netip.AddrPort
 
 	// MaxInFlight bounds the queries being answered at a time. Those beyond
@@ -91,9 +92,6 @@ type Server struct {
 
 // New checks the options and opens nothing.
 func New(opts Options) (*Server, error) {
-	if len(opts.Listen) == 0 {
-		return nil, errors.New("forwarder: no listen address")
-	}
 	opts.Listen = slices.Clone(opts.Listen)
 	for i, addr := range opts.Listen {
 		addr = unmap(addr)

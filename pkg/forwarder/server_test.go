@@ -21,7 +21,6 @@ func TestNewErrors(t *testing.T) {
 		opts Options
 		want string
 	}{
-		{"nothing", Options{}, "no listen address"},
 		{"zero", Options{Listen: []netip.AddrPort{{}}}, "invalid listen address"},
 		{"unspecified", Options{Listen: []netip.AddrPort{netip.MustParseAddrPort("[::]:53")}}, "name each address"},
 		{"twice", Options{Listen: []netip.AddrPort{one, netip.MustParseAddrPort("[::ffff:127.0.0.1]:53")}}, "given twice"},

@@ -35,11 +35,13 @@ type Report struct {
 
 // Resolver is the state of resolv.conf.
 type Resolver struct {
-	State     string   `json:"state" yaml:"state"` // original, ours, foreign, missing, unknown
+	State     string   `json:"state" yaml:"state"` // original, ours, foreign, missing, transparent, unknown
 	File      string   `json:"file" yaml:"file"`
 	Owner     string   `json:"owner" yaml:"owner"` // whose the file was before
 	Upstreams []string `json:"upstreams" yaml:"upstreams"`
 	Search    []string `json:"search" yaml:"search"`
+	// SteeredAt are the loopback addresses of the host's own resolver that queries are steered past, in transparent mode.
+	SteeredAt []string `json:"steered_at,omitempty" yaml:"steered_at,omitempty"`
 }
 
 // Datapath is what is in the kernel.
@@ -258,6 +260,9 @@ func (d Discovery) line() string {
 
 func (r Report) resolverLine() string {
 	line := r.Resolver.File + " is " + r.Resolver.State
+	if len(r.Resolver.SteeredAt) > 0 {
+		line = r.Resolver.File + " is left alone, cluster names asked at " + strings.Join(r.Resolver.SteeredAt, " ") + " are steered"
+	}
 	if r.Resolver.Owner != "" {
 		line += ", owner: " + r.Resolver.Owner
 	}

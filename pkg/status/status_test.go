@@ -60,6 +60,15 @@ func reports() map[string]Report {
 			Counters:  map[string]Counters{},
 			Discovery: &Discovery{Service: "kube-system/kube-dns", Updated: since, AgeSeconds: 130, Stale: true, Reason: "connection refused"},
 		},
+		"transparent": {
+			Attached: true, Healthy: true, Topology: "native-linux", Since: &since, Version: "0.1.0", PID: 4711,
+			Resolver: Resolver{
+				State: "transparent", File: "/etc/resolv.conf", Owner: "systemd-resolved (stub)",
+				Upstreams: []string{"127.0.0.53:53"}, SteeredAt: []string{"127.0.0.53"},
+			},
+			Zones: []Zone{{"cluster.local", "cluster"}}, Endpoints: []Endpoint{},
+			Counters: map[string]Counters{"host": {}, "transparent": {Steered: 5, Replied: 5, Answered: 1, Passed: 30}},
+		},
 		"detached": {
 			Resolver: Resolver{State: "original", File: "/etc/resolv.conf", Upstreams: []string{"192.0.2.1:53"}},
 			Zones:    []Zone{}, Endpoints: []Endpoint{}, Counters: map[string]Counters{},
