@@ -65,6 +65,12 @@ test/bin/muslresolve: test/cmd/muslresolve/resolve.c
 	@mkdir -p test/bin
 	musl-gcc -static -O2 -Wall -Wextra -Werror -o $@ $<
 
+# Only unpacked, never installed: see there.
+test/bin/resolved: scripts/fetch-resolved
+	$(call say,fetching systemd-resolved for the lab)
+	scripts/fetch-resolved $@
+	@touch $@
+
 comma := ,
 
 test: ## install what is missing, build, run every test (unit and end to end)
@@ -78,7 +84,7 @@ test-unit: ## run the tests of the product's packages
 	$(call say,every fault at every step of takeover and restoration)
 	$(SUDO) env K2S_LAB_REQUIRED=1 go test -count=1 -run '^(TestFaults|TestKillAtSteps|TestPowerLoss)$$' ./pkg/resolvconf
 
-test-e2e: helpers cluster ## run the tests in the lab: namespaces, a real CoreDNS, a real unbound
+test-e2e: helpers cluster test/bin/resolved ## run the tests in the lab: namespaces, a real CoreDNS, a real unbound
 	$(call say,end-to-end tests)
 	cd test && $(SUDO) env K2S_LAB_REQUIRED=1 go test -race -count=1 ./...
 

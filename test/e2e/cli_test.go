@@ -524,7 +524,7 @@ func TestCompletionAndVersion(t *testing.T) {
 		{[]string{"__complete", ""}, []string{"attach", "detach", "restore", "status", "version"}},
 		{[]string{"__complete", "attach", "--"}, []string{"--dns-endpoint", "--dry-run", "--kubeconfig"}},
 		{[]string{"__complete", "status", "-o", ""}, []string{"table", "json", "yaml"}},
-		{[]string{"__complete", "attach", "--resolver", ""}, []string{"takeover", "none"}},
+		{[]string{"__complete", "attach", "--resolver", ""}, []string{"takeover", "transparent", "none"}},
 	} {
 		r := h.run(test.args...)
 		var words []string

@@ -150,6 +150,7 @@ type report struct {
 		File      string   `json:"file"`
 		Upstreams []string `json:"upstreams"`
 		Search    []string `json:"search"`
+		SteeredAt []string `json:"steered_at"`
 	} `json:"resolver"`
 	Zones []struct {
 		Name string `json:"name"`
@@ -160,8 +161,9 @@ type report struct {
 		Failures uint64   `json:"failures"`
 	} `json:"forwarder"`
 	Counters map[string]struct {
-		Steered uint64 `json:"steered"`
-		Passed  uint64 `json:"passed"`
+		Steered  uint64 `json:"steered"`
+		Answered uint64 `json:"answered"`
+		Passed   uint64 `json:"passed"`
 	} `json:"counters"`
 	Reasons map[string]map[string]uint64 `json:"reasons"`
 }
