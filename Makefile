@@ -82,7 +82,7 @@ test-unit: ## run the tests of the product's packages
 	$(call say,unit tests)
 	$(SUDO) env K2S_LAB_REQUIRED=1 go test -race -count=1 ./...
 	$(call say,every fault at every step of takeover and restoration)
-	$(SUDO) env K2S_LAB_REQUIRED=1 go test -count=1 -run '^(TestFaults|TestKillAtSteps|TestPowerLoss)$$' ./pkg/resolvconf
+	$(SUDO) env K2S_LAB_REQUIRED=1 go test -count=1 -run '^(TestFaults|TestFaultsInPlace|TestKillAtSteps|TestPowerLoss)$$' ./pkg/resolvconf
 
 test-e2e: helpers cluster test/bin/resolved ## run the tests in the lab: namespaces, a real CoreDNS, a real unbound
 	$(call say,end-to-end tests)

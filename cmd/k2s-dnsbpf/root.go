@@ -32,7 +32,7 @@ func newRootCommand() *cobra.Command {
 	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
 		return usageError{fmt.Errorf("%w: see %s --help", err, cmd.CommandPath())}
 	})
-	root.AddCommand(newAttachCommand(), newDetachCommand(), newRestoreCommand(), newStatusCommand(), newVersionCommand())
+	root.AddCommand(newAttachCommand(), newDetachCommand(), newRestoreCommand(), newStatusCommand(), newDoctorCommand(), newVersionCommand())
 	return root
 }
 
@@ -121,6 +121,10 @@ func (s *settings) addAttachFlags() {
 		c.Resolver = config.ResolverMode(text)
 		return nil
 	})
+	bind(s, s.names.BoolVar, "in-place", func(c *config.Config) *bool { return &c.InPlace },
+		"overwrite a resolver configuration that is a bind mount, as in a container, and so can't be exchanged")
+	bind(s, s.names.BoolVar, "override-immutable", func(c *config.Config) *bool { return &c.OverrideImmutable },
+		"take the attribute of chattr +i or +a from the resolver configuration while attached")
 	var noBPF bool
 	s.names.BoolVar(&noBPF, "no-bpf", false, "do everything in user space")
 	s.set = append(s.set, func(c *config.Config) {

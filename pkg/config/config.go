@@ -80,6 +80,8 @@ type Config struct {
 	Pods               []string           `yaml:"pods" json:"pods,omitempty"`
 	ClusterDNS         []netip.Addr       `yaml:"clusterDNS" json:"clusterDNS,omitempty"`
 	Resolver           ResolverMode       `yaml:"resolver" json:"resolver"`
+	InPlace            bool               `yaml:"inPlace" json:"inPlace,omitempty"`
+	OverrideImmutable  bool               `yaml:"overrideImmutable" json:"overrideImmutable,omitempty"`
 	BPF                bool               `yaml:"bpf" json:"bpf"`
 	Wait               time.Duration      `yaml:"wait" json:"wait"`
 	ResolvConf         string             `yaml:"resolvConf" json:"resolvConf"`
@@ -109,6 +111,8 @@ func Default() Config {
 		Pods:               nil,          // pods are left alone
 		ClusterDNS:         nil,          // discovered
 		Resolver:           ResolverTakeover,
+		InPlace:            false, // a resolver file that can't be renamed is refused
+		OverrideImmutable:  false, // and so is one that chattr +i protects
 		BPF:                true,
 		Wait:               DefaultWait,
 		ResolvConf:         DefaultResolvConf,

@@ -32,6 +32,8 @@ type fileConfig struct {
 	Pods               []string            `yaml:"pods"`
 	ClusterDNS         []addressText       `yaml:"clusterDNS"`
 	Resolver           *ResolverMode       `yaml:"resolver"`
+	InPlace            *bool               `yaml:"inPlace"`
+	OverrideImmutable  *bool               `yaml:"overrideImmutable"`
 	BPF                *bool               `yaml:"bpf"`
 	Wait               *durationText       `yaml:"wait"`
 	ResolvConf         *string             `yaml:"resolvConf"`
@@ -155,6 +157,8 @@ func (f fileConfig) apply(c *Config) {
 	set(&c.EndpointPreference, f.EndpointPreference)
 	set(&c.NodeName, f.NodeName)
 	set(&c.Resolver, f.Resolver)
+	set(&c.InPlace, f.InPlace)
+	set(&c.OverrideImmutable, f.OverrideImmutable)
 	set(&c.BPF, f.BPF)
 	set(&c.ResolvConf, f.ResolvConf)
 	set(&c.StateDir, f.StateDir)

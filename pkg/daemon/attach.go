@@ -48,11 +48,7 @@ func (d *Daemon) attach(ctx context.Context) error {
 		return err
 	}
 	if d.config.Resolver == config.ResolverTakeover {
-		err := d.resolver.TakeOver(resolvconf.TakeOver{
-			Nameservers:    []netip.Addr{loopback4},
-			UpstreamsGiven: len(d.config.Upstreams) > 0,
-		})
-		if err != nil {
+		if err := d.resolver.TakeOver(d.takeOver()); err != nil {
 			return err
 		}
 	}
@@ -114,11 +110,16 @@ func (d *Daemon) inspectResolver() error {
 	if d.config.Resolver != config.ResolverTakeover {
 		return nil
 	}
-	var ignore []error
-	if len(d.config.Upstreams) > 0 {
-		ignore = append(ignore, resolvconf.ErrNoUpstream)
+	return d.takeOver().Refused(d.inspection)
+}
+
+// takeOver is what the resolver file is to be taken over with.
+func (d *Daemon) takeOver() resolvconf.TakeOver {
+	return resolvconf.TakeOver{
+		Nameservers:    []netip.Addr{loopback4},
+		UpstreamsGiven: len(d.config.Upstreams) > 0,
+		InPlace:        d.config.InPlace, OverrideImmutable: d.config.OverrideImmutable,
 	}
-	return d.inspection.Refused(ignore...)
 }
 
 func (d *Daemon) ownAddresses() []netip.Addr {

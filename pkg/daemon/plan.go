@@ -107,6 +107,9 @@ func (d *Daemon) describe(n network) (lines []string) {
 	say("publish the upstreams for pods in %s", filepath.Join(d.config.StateDir, resolvconf.KubeletFile))
 	if d.config.Resolver == config.ResolverTakeover {
 		say("take over %s (%s, owner: %s)", d.config.ResolvConf, d.inspection.Type, d.inspection.Owner)
+		for _, reason := range d.inspection.OwnerReasons {
+			say("owner: %s", reason)
+		}
 	}
 	return lines
 }

@@ -54,7 +54,7 @@ func (d *Daemon) report() status.Report {
 		report.Zones = append(report.Zones, status.Zone{Name: zone.Name, Group: "cluster", Source: zone.Source})
 	}
 	stats := d.forwarder.Stats()
-	report.Forwarder = status.Forwarder{Queries: stats.UDPQueries + stats.TCPQueries, Failures: stats.Failures}
+	report.Forwarder = status.Forwarder{Queries: stats.UDPQueries + stats.TCPQueries, Failures: stats.Failures, Loops: stats.Loops}
 	for _, address := range d.listen {
 		report.Forwarder.Listen = append(report.Forwarder.Listen, address.String())
 	}
@@ -74,6 +74,7 @@ func (d *Daemon) report() status.Report {
 	if address, ok := d.kubeSwitchAddress(); ok && d.network.clients.Index == 0 {
 		report.Problems = append(report.Problems, "no interface has the KubeSwitch address "+address.String()+": workers are not answered")
 	}
+	fillLoop(&report, stats.LastLoop)
 	fillResolver(&report, d.resolver, d.config)
 	report.Resolver.SteeredAt = texts(d.network.resolvers)
 	fillDatapath(&report, d.config, d.journal)
@@ -107,7 +108,11 @@ func fillResolver(report *status.Report, manager *resolvconf.Manager, c config.C
 	}
 	report.Resolver.State = string(inspection.State)
 	report.Resolver.Owner = string(inspection.Owner)
+	report.Resolver.OwnerReasons = inspection.OwnerReasons
 	report.Resolver.Search = append(report.Resolver.Search, inspection.File.Search...)
+	for _, skip := range slices.Concat(inspection.File.Skipped, inspection.Dropped) {
+		report.Resolver.Skipped = append(report.Resolver.Skipped, skip.String())
+	}
 	if !report.Attached {
 		for _, upstream := range inspection.Upstreams {
 			report.Resolver.Upstreams = append(report.Resolver.Upstreams, upstream.Addr.String())

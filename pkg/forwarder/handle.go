@@ -96,6 +96,9 @@ func (s *Server) resolve(ctx context.Context, c *clientQuery) ([]byte, failure) 
 			return failureReply(c, failure{rcode: dns.RcodeBadVers}), failure{}
 		}
 		s.counters.external.Add(1)
+		if isProbe(&c.question) {
+			return probeReply(c, s.probeID), failure{}
+		}
 		if c.question.qtype == dns.TypeAXFR || c.question.qtype == dns.TypeIXFR {
 			return failureReply(c, failTransfer()), failure{}
 		}
@@ -115,7 +118,7 @@ func (s *Server) resolve(ctx context.Context, c *clientQuery) ([]byte, failure) 
 	}
 	hash := s.loops.hash(&c.question)
 	if s.loops.comesBack(hash, c.from) {
-		s.counters.loops.Add(1)
+		s.noteLoop(c)
 		return nil, failLoop()
 	}
 

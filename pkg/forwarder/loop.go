@@ -4,7 +4,38 @@ import (
 	"hash/maphash"
 	"net/netip"
 	"sync"
+	"time"
+
+	"go.uber.org/zap"
 )
+
+// loopWarning is how often a loop is worth a line in the log.
+const loopWarning = time.Minute
+
+// Loop is a query of our own that came back to us.
+type Loop struct {
+	At   time.Time
+	From netip.Addr // who asked us
+	Name string     // as in a question, with the final dot
+	Zone string     // the cluster zone of the name, "" for none
+}
+
+// noteLoop counts a query that came back. The first of them, and then one in a
+// while, is worth a warning that says what to do.
+func (s *Server) noteLoop(c *clientQuery) {
+	s.counters.loops.Add(1)
+	loop := &Loop{At: time.Now(), From: c.from.Addr().Unmap().WithZone(""), Name: c.question.text(), Zone: c.zone}
+	s.lastLoop.Store(loop)
+	warned, now := s.loopWarned.Load(), loop.At.UnixNano()
+	if now-warned < int64(loopWarning) || !s.loopWarned.CompareAndSwap(warned, now) {
+		return
+	}
+	remedy := "an upstream forwards to this host: name other servers with --upstream"
+	if c.zone != "" {
+		remedy = "cluster DNS forwards to this host: let its Corefile forward to the host's former servers, such as those in kubelet-resolv.conf"
+	}
+	s.log.Warn("a query came back, answered SERVFAIL", zap.String("qname", loop.Name), zap.Stringer("from", loop.From), zap.String("remedy", remedy))
+}
 
 // loopGuard knows the questions that are with a server at the moment, to
 // notice one that comes back. It is safe for concurrent use.

@@ -2,6 +2,7 @@ package forwarder
 
 import (
 	"context"
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"net"
@@ -61,12 +62,15 @@ type Options struct {
 // Server is a DNS server that forwards. Its methods are safe for concurrent
 // use.
 type Server struct {
-	opts     Options
-	log      *zap.Logger
-	policy   healthPolicy
-	loops    *loopGuard
-	counters counters
-	inFlight atomic.Int64
+	opts       Options
+	log        *zap.Logger
+	policy     healthPolicy
+	loops      *loopGuard
+	lastLoop   atomic.Pointer[Loop]
+	loopWarned atomic.Int64 // when the log told of a loop, in nanoseconds since 1970
+	probeID    string
+	counters   counters
+	inFlight   atomic.Int64
 
 	permitted atomic.Pointer[map[netip.Addr][]netip.Prefix]
 
@@ -117,6 +121,7 @@ func New(opts Options) (*Server, error) {
 		opts:    opts,
 		log:     opts.Logger,
 		policy:  newHealthPolicy(opts.Timeout),
+		probeID: rand.Text(),
 		drained: make(chan struct{}),
 		conns:   make(map[*net.TCPConn]struct{}),
 	}

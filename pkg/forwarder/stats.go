@@ -19,6 +19,7 @@ type Stats struct {
 	Refused   uint64 // over the limit of queries in flight
 	Malformed uint64 // no proper query: ignored, FORMERR or NOTIMP
 	Loops     uint64 // queries of our own that came back, also counted as Failures
+	LastLoop  *Loop  // the last of them, nil if there was none
 
 	Retries      uint64 // further servers, or further tries, for a query
 	TCPFallbacks uint64 // truncated replies that were asked for again by TCP
@@ -63,6 +64,7 @@ func (s *Server) Stats() Stats {
 		Refused:      c.refused.Load(),
 		Malformed:    c.malformed.Load(),
 		Loops:        c.loops.Load(),
+		LastLoop:     s.lastLoop.Load(),
 		Retries:      c.retries.Load(),
 		TCPFallbacks: c.tcpFallbacks.Load(),
 		ConnsRefused: c.connsRefused.Load(),

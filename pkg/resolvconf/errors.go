@@ -16,12 +16,19 @@ var (
 	ErrReadOnly = errors.New("read-only file system")
 	// ErrImmutable: chattr +i or +a is set on the file or its directory.
 	ErrImmutable = errors.New("immutable or append-only attribute")
-	// ErrBindMount: the file is a mount point and can't be renamed.
+	// ErrImmutableFile is an ErrImmutable of the file itself, which
+	// TakeOver.OverrideImmutable is for.
+	ErrImmutableFile = fmt.Errorf("%w", ErrImmutable)
+	// ErrBindMount: the file is a mount point and can't be renamed. That is
+	// what TakeOver.InPlace is for.
 	ErrBindMount = errors.New("bind mount")
 	// ErrNoSpace: the disk, the quota or the inodes are used up.
 	ErrNoSpace = errors.New("no space")
 	// ErrPermission: not root, or a security module refuses.
 	ErrPermission = errors.New("not permitted")
+	// ErrElsewhere: this process sees another file than the rest of the host,
+	// which would not notice a takeover.
+	ErrElsewhere = errors.New("in another mount namespace than the host's")
 	// ErrNotFile: neither a regular file nor a symbolic link.
 	ErrNotFile = errors.New("neither a file nor a symbolic link")
 	// ErrTooLarge: over MaxSize.

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
 
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/state"
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/state/hostfs"
@@ -81,6 +82,9 @@ func (h host) manager(t testing.TB, fsys hostfs.FS) *Manager {
 }
 
 var ask = TakeOver{Nameservers: addrs("127.0.0.1"), UpstreamsGiven: true}
+
+// askAll gets over all that can be got over.
+var askAll = TakeOver{Nameservers: addrs("127.0.0.1"), UpstreamsGiven: true, InPlace: true, OverrideImmutable: true}
 
 // identity is all that must be the same after a restore.
 type identity struct {
@@ -171,6 +175,47 @@ type originalCase struct {
 	wantType  Type
 	upstreams []string
 	noUp      bool // TakeOver refuses without upstreams
+}
+
+// locked and mounted are originals that take askAll.
+var (
+	locked = originalCase{name: "11 immutable", make: func(t testing.TB, h host) {
+		write(t, h.path, two)
+		addFlag(t, h.path, hostfs.FlagImmutable)
+	}}
+	// In a mount namespace of its own only; discard ends the mount.
+	mounted = originalCase{name: "12 bind mount", make: func(t testing.TB, h host) {
+		write(t, h.path, "covered")
+		source := h.root + "/run/container-resolv.conf"
+		write(t, source, two)
+		must(t, os.Chmod(source, 0o640))
+		must(t, os.Chtimes(source, time.Unix(1e9, 5), time.Unix(1e9, 123456789)))
+		must(t, unix.Mount(source, h.path, "", unix.MS_BIND, ""))
+	}}
+	// A longer original is cut off at the takeover, a shorter one at the restore.
+	mountedLong = originalCase{name: "12 bind mount, long", make: func(t testing.TB, h host) {
+		mounted.make(t, h)
+		write(t, h.path, strings.Repeat("# a long comment, but nothing else\n", 100)+two)
+	}}
+)
+
+func addFlag(t testing.TB, name string, flag uint32) {
+	t.Helper()
+	flags, err := hostfs.OS().Flags(name)
+	must(t, err)
+	if err := hostfs.OS().SetFlags(name, flags|flag); err != nil {
+		t.Skipf("no such attribute here: %v", err)
+	}
+	t.Cleanup(func() { _ = hostfs.OS().SetFlags(name, flags) })
+}
+
+// discard removes a host whatever holds it.
+func (h host) discard() {
+	_ = unix.Unmount(h.path, unix.MNT_DETACH)
+	if flags, err := hostfs.OS().Flags(h.path); err == nil {
+		_ = hostfs.OS().SetFlags(h.path, flags&^locks)
+	}
+	_ = os.RemoveAll(filepath.Dir(h.root))
 }
 
 const two = "# by hand\n; kept\nnameserver\t192.0.2.1\nnameserver 192.0.2.2 # second\nsearch corp.example\noptions ndots:5 no-reload"

@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"syscall"
 
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/state/hostfs"
 )
@@ -30,7 +31,9 @@ type Inspection struct {
 	File         File
 	Owner        Owner
 	OwnerReasons []string
-	Upstreams    []Upstream
+	// Mount is the source of a bind mount on the file, "" if there is none.
+	Mount     string
+	Upstreams []Upstream
 	// Dropped are the servers that are not upstreams, with reasons.
 	Dropped []Skip
 	// Refusals are the reasons for which TakeOver would fail, as far as they
@@ -95,36 +98,43 @@ func (m *Manager) inspect(own []netip.Addr) (survey, error) {
 	if cur.Type == TypeSymlink && eff.dangling && s.State != StateOurs {
 		s.Type = TypeDangling
 	}
-	mount := ""
 	if cur.info.MountRoot {
 		s.Type = TypeBindMount
-		mount = m.mountSource(cur.info.MountID)
+		s.Mount = m.mountSource(cur.info.MountID)
 	}
-	s.Owner, s.OwnerReasons = DetectOwner(m.environment(s, eff, mount))
+	s.Owner, s.OwnerReasons = DetectOwner(m.environment(s, eff))
 
 	if err := m.upstreams(&s, own); err != nil {
 		return survey{}, err
 	}
-	s.Refusals = append(m.refusals(s, mount, eff.tooLarge), m.upstreamRefusal(s)...)
+	s.Refusals = append(m.refusals(s, eff.tooLarge), m.upstreamRefusal(s)...)
 	return s, nil
 }
 
-func (m *Manager) environment(s survey, eff effective, mount string) Environment {
+func (m *Manager) environment(s survey, eff effective) Environment {
 	e := Environment{
 		Type: s.Type, Link: s.Link, Target: m.unroot(eff.target), Content: eff.content,
-		Immutable: s.cur.info.Immutable, Mount: mount,
-	}
-	if s.cur.Type == TypeSymlink && mount == "" && eff.dangling {
-		e.Type = TypeDangling
+		Immutable: s.cur.info.Immutable, Mount: s.Mount,
+		ReadOnly: errors.Is(m.fs.Access(m.dir), syscall.EROFS),
+		Resolved: m.exists(resolvedUplinks), Netplan: m.exists("/etc/netplan"), CloudInit: m.exists("/run/cloud-init"),
 	}
 	if s.State == StateOurs && s.rec.known {
 		// Who will own it again after detach.
 		e.Type, e.Link = s.rec.original.Type, string(s.rec.original.Link)
-		e.Content = eff.content
+		e.Immutable = s.rec.original.Flags&hostfs.FlagImmutable != 0
+		if e.Type == TypeSymlink && eff.dangling {
+			e.Type = TypeDangling
+		}
 	} else if s.State == StateOurs {
 		e.Ours = true
 	}
 	return e
+}
+
+// exists reports whether another program's file or directory is there.
+func (m *Manager) exists(path string) bool {
+	_, err := m.fs.Lstat(m.opts.Root + path)
+	return err == nil
 }
 
 func (m *Manager) unroot(path string) string {
@@ -243,7 +253,7 @@ func (m *Manager) upstreamRefusal(s survey) []error {
 }
 
 // refusals foresees, from what can be read, why the swap would fail.
-func (m *Manager) refusals(s survey, mount string, tooLarge bool) []error {
+func (m *Manager) refusals(s survey, tooLarge bool) []error {
 	var out []error
 	add := func(cause error, format string, args ...any) {
 		out = append(out, fmt.Errorf("%s: %w: %s", m.path, cause, fmt.Sprintf(format, args...)))
@@ -252,7 +262,7 @@ func (m *Manager) refusals(s survey, mount string, tooLarge bool) []error {
 	case s.cur.Type == TypeOther:
 		add(ErrNotFile, "it is %v: move it away", s.cur.info.Mode.Type())
 	case s.cur.info.MountRoot:
-		add(ErrBindMount, "%s is mounted over the file: unmount it, or use --resolver none", mount)
+		add(ErrBindMount, "%s is mounted over the file: unmount it, or use --in-place or --resolver none", s.Mount)
 	case tooLarge:
 		add(ErrTooLarge, "more than %d bytes: make it smaller", MaxSize)
 	}
@@ -260,7 +270,14 @@ func (m *Manager) refusals(s survey, mount string, tooLarge bool) []error {
 		add(ErrLeftover, "run k2s-dnsbpf restore")
 	}
 	if flag := attribute(s.cur.info); flag != "" {
-		add(ErrImmutable, "chattr +%s is set: if that may change, run chattr -%s %s", flag, flag, m.path)
+		add(ErrImmutableFile, "chattr +%s is set: if that may change, run chattr -%s %s, or use --override-immutable", flag, flag, m.path)
+	} else if s.cur.info.MountRoot {
+		if err := m.fs.Access(m.path); err != nil {
+			out = append(out, explain("write to "+m.path, err))
+		}
+	}
+	if m.elsewhere(s.cur) {
+		add(ErrElsewhere, "process 1 has another file there: run this outside of the container or unit with mounts of its own (nsenter -t 1 -m)")
 	}
 	dir, err := m.fs.Lstat(m.dir)
 	if err != nil {

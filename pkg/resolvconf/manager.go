@@ -185,15 +185,18 @@ const (
 
 // original is the record of A4: all there is to know of the file before us.
 type original struct {
-	Type     Type           `json:"type"`
-	Link     []byte         `json:"link,omitempty"` // bytes: a link text need not be UTF-8
-	Content  []byte         `json:"content,omitempty"`
-	SHA256   string         `json:"sha256,omitempty"`
-	Info     hostfs.Info    `json:"info"`
-	Xattrs   []hostfs.Xattr `json:"xattrs,omitempty"`
-	Flags    uint32         `json:"flags,omitempty"`
-	Parked   string         `json:"parked"`
-	AttachID string         `json:"attachID"`
+	Type    Type           `json:"type"`
+	Link    []byte         `json:"link,omitempty"` // bytes: a link text need not be UTF-8
+	Content []byte         `json:"content,omitempty"`
+	SHA256  string         `json:"sha256,omitempty"`
+	Info    hostfs.Info    `json:"info"`
+	Xattrs  []hostfs.Xattr `json:"xattrs,omitempty"`
+	Flags   uint32         `json:"flags,omitempty"`
+	Parked  string         `json:"parked"`
+	// InPlace: the file can't be renamed, so its content is overwritten, and
+	// what is parked is a copy.
+	InPlace  bool   `json:"inPlace,omitempty"`
+	AttachID string `json:"attachID"`
 	// Upstreams are values, since the files they came from change while we are
 	// attached.
 	Upstreams []netip.Addr `json:"upstreams,omitempty"`
@@ -202,6 +205,9 @@ type original struct {
 // content is the record of one text of ours, by which it is known again.
 type content struct {
 	Nameservers []netip.Addr `json:"nameservers"`
+	// Text is kept of a file that is overwritten in place: a crash can leave a
+	// mixture there.
+	Text []byte `json:"text,omitempty"`
 }
 
 // attached is the record of A8.
@@ -215,11 +221,11 @@ type attached struct {
 type record struct {
 	known    bool // there is an original
 	original original
-	texts    map[string][]netip.Addr // digest of a text of ours -> its nameservers
+	texts    map[string]content // by the digest of the text
 }
 
 func (m *Manager) record() (record, error) {
-	r := record{texts: map[string][]netip.Addr{}}
+	r := record{texts: map[string]content{}}
 	known, err := m.journal.Lookup(kindOriginal, m.path, &r.original)
 	if err != nil {
 		return record{}, err
@@ -234,7 +240,7 @@ func (m *Manager) record() (record, error) {
 		if _, err := m.journal.Lookup(c.Kind, c.Name, &t); err != nil {
 			return record{}, err
 		}
-		r.texts[sum] = t.Nameservers
+		r.texts[sum] = t
 	}
 	return r, nil
 }
@@ -264,7 +270,7 @@ func (r original) is(o object) bool {
 	case o.Type == TypeSymlink:
 		return o.link == string(r.Link)
 	case o.Type == TypeRegular:
-		return o.info.SameFile(r.Info) || !o.tooLarge && digest(o.content) == r.SHA256
+		return !r.InPlace && o.info.SameFile(r.Info) || !o.tooLarge && digest(o.content) == r.SHA256
 	}
 	return false
 }
@@ -272,8 +278,8 @@ func (r original) is(o object) bool {
 // served are all addresses that a file of ours named.
 func (r record) served() []netip.Addr {
 	var out []netip.Addr
-	for _, list := range r.texts {
-		out = append(out, list...)
+	for _, t := range r.texts {
+		out = append(out, t.Nameservers...)
 	}
 	return out
 }
@@ -311,6 +317,8 @@ func (r record) state(cur object) State {
 		return StateOurs
 	case r.isOriginal(cur):
 		return StateOriginal
+	case r.torn(cur):
+		return StateOurs
 	case !cur.exists():
 		return StateMissing
 	case r.known:

@@ -24,13 +24,30 @@ const (
 	maxNameservers = 3
 )
 
+// byHand is how somebody gets the original back without this program.
+type byHand struct {
+	parked  string // "" if there was no file before
+	command string
+}
+
+func (m *Manager) byHand(o original) byHand {
+	switch {
+	case o.Type == TypeMissing:
+		return byHand{command: "rm -f " + m.path}
+	case o.InPlace:
+		return byHand{parked: m.parked, command: fmt.Sprintf("cp %s %s", m.parked, m.path)}
+	}
+	return byHand{parked: m.parked, command: fmt.Sprintf("mv -f %s %s", m.parked, m.path)}
+}
+
 // rendering is what our file is made of.
 type rendering struct {
-	path, parked string // absolute; parked is "" if there was no file before
-	attachID     string
-	version      string
-	nameservers  []netip.Addr
-	base         File // search, options and sortlist are carried over from it
+	path        string // absolute
+	undo        byHand
+	attachID    string
+	version     string
+	nameservers []netip.Addr
+	base        File // search, options and sortlist are carried over from it
 }
 
 // render makes our file. What it returns parses back to the same nameservers,
@@ -45,12 +62,17 @@ func (r rendering) render() ([]byte, error) {
 	fmt.Fprintln(&b, "# Don't edit: changes are lost at detach.")
 	fmt.Fprintln(&b, "# Look:      k2s-dnsbpf status")
 	fmt.Fprintln(&b, "# Undo:      sudo k2s-dnsbpf detach")
-	if r.parked != "" {
-		fmt.Fprintf(&b, "# Original:  %s\n", r.parked)
-		fmt.Fprintf(&b, "# By hand:   mv -f %s %s\n", r.parked, r.path)
+	if r.undo.parked != "" {
+		fmt.Fprintf(&b, "# Original:  %s\n", r.undo.parked)
 	} else {
 		fmt.Fprintln(&b, createdMark)
-		fmt.Fprintf(&b, "# By hand:   rm -f %s\n", r.path)
+	}
+	fmt.Fprintf(&b, "# By hand:   %s\n", r.undo.command)
+	if comments := carriedComments(r.base.Comments); len(comments) > 0 {
+		fmt.Fprintln(&b, "# Comments of the original:")
+		for _, c := range comments {
+			fmt.Fprintln(&b, c)
+		}
 	}
 	for _, a := range r.nameservers {
 		if !a.IsValid() || a.IsUnspecified() {
@@ -72,6 +94,23 @@ func (r rendering) render() ([]byte, error) {
 		return nil, errors.New("the file made for " + r.path + " doesn't read back as it should")
 	}
 	return data, nil
+}
+
+// maxComments bounds what is carried over, in lines.
+const maxComments = 50
+
+// carriedComments are a person's. A manager's say that the file is its own,
+// which ours is not, and other programs would believe it.
+func carriedComments(comments []string) []string {
+	for _, c := range comments {
+		if owner, _ := marked([]byte(c)); owner != "" {
+			return nil
+		}
+	}
+	comments = slices.DeleteFunc(slices.Clone(comments), func(c string) bool {
+		return strings.Contains(c, "k2s-dnsbpf") || strings.HasPrefix(c, sumPrefix) || c == createdMark
+	})
+	return comments[:min(len(comments), maxComments)]
 }
 
 // carriedOptions drops no-reload: a program that starts while our file is in

@@ -39,7 +39,7 @@ sortlist 130.155.160.0/255.255.240.0 130.155.0.0
 
 func TestRenderGolden(t *testing.T) {
 	r := rendering{
-		path: "/etc/resolv.conf", parked: "/etc/" + ParkedName, attachID: "4jvk2bq7", version: "0.1.0",
+		path: "/etc/resolv.conf", undo: byHand{"/etc/" + ParkedName, "mv -f /etc/" + ParkedName + " /etc/resolv.conf"}, attachID: "4jvk2bq7", version: "0.1.0",
 		nameservers: addrs("127.0.0.1", "::1"), base: Parse([]byte(base)),
 	}
 	text, err := r.render()
@@ -48,7 +48,7 @@ func TestRenderGolden(t *testing.T) {
 	}
 	golden(t, "testdata/takeover.golden", text)
 
-	r.parked, r.base = "", File{}
+	r.undo, r.base = byHand{command: "rm -f /etc/resolv.conf"}, File{}
 	text, err = r.render()
 	if err != nil {
 		t.Fatal(err)

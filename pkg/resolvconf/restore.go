@@ -77,7 +77,7 @@ func (m *Manager) restore() (Outcome, error) {
 	}
 	switch rec.state(cur) {
 	case StateOriginal:
-		return m.finish(Outcome{Result: NothingToDo, Detail: "the original is in place"})
+		return m.finish(rec, Outcome{Result: NothingToDo, Detail: "the original is in place"})
 	case StateForeign:
 		if !strands(cur, rec) {
 			return m.leave(rec)
@@ -117,7 +117,7 @@ func (m *Manager) restore() (Outcome, error) {
 	if err != nil {
 		return Outcome{}, m.explain(doing, err)
 	}
-	return m.finish(out)
+	return m.finish(rec, out)
 }
 
 func describeOriginal(o original) string {
@@ -158,6 +158,9 @@ func (m *Manager) putBack(rec record, cur object) (inexact []string, err error) 
 		if err := m.fs.SyncDir(m.dir); err != nil {
 			return nil, err
 		}
+	}
+	if rec.original.InPlace && cur.info.MountRoot {
+		return inexact, m.copyIn(from, cur)
 	}
 	return inexact, m.swapIn(from, cur)
 }
@@ -237,16 +240,21 @@ func (m *Manager) rebuild(o original, name string) (inexact []string, err error)
 // most of them already.
 func (m *Manager) restoreFlags(o original, name string) error {
 	have, err := m.fs.Flags(name)
-	if err != nil || have == o.Flags {
+	// Not the locks, which would forbid the rename that is to come.
+	want := o.Flags &^ locks
+	if err != nil || have == want {
 		return err
 	}
-	return m.fs.SetFlags(name, o.Flags)
+	return m.fs.SetFlags(name, want)
 }
 
 // finish is D6, with the original in place: our names have nothing of value in
 // them now, whatever a crash may have left there. The original is forgotten
 // last, so that a crash in between finds its way here again.
-func (m *Manager) finish(out Outcome) (Outcome, error) {
+func (m *Manager) finish(rec record, out Outcome) (Outcome, error) {
+	if err := m.complete(rec.original); err != nil {
+		return Outcome{}, m.explain(m.path+" is restored: set its attributes again", err)
+	}
 	if err := m.discard(); err != nil {
 		return Outcome{}, fmt.Errorf("%s is restored: %w", m.path, err)
 	}
@@ -306,8 +314,8 @@ func (m *Manager) leave(rec record) (Outcome, error) {
 	case rec.original.Type == TypeMissing:
 		out.Detail = fmt.Sprintf("%s was made by somebody else, and is kept; before the attach there was none", m.path)
 	case rec.isOriginal(parked):
-		out.Detail = fmt.Sprintf("%s was replaced by somebody else, and is kept; to have the one from before: mv -f %s %s",
-			m.path, m.parked, m.path)
+		out.Detail = fmt.Sprintf("%s was replaced by somebody else, and is kept; to have the one from before: %s",
+			m.path, m.byHand(rec.original).command)
 	default:
 		out.Detail = fmt.Sprintf("%s was replaced by somebody else, and is kept; the one from before is in %s",
 			m.path, m.journal.Path())
@@ -361,10 +369,14 @@ func (m *Manager) restoreUnrecorded(cur object, rec record) (Outcome, error) {
 			out.Detail = fmt.Sprintf("%s is not ours; %s is from an attach whose journal is lost, and is kept", m.path, m.parked)
 			return out, m.forget()
 		}
-		return m.finish(out)
+		return m.finish(rec, out)
 	}
 	err = m.at("D2", func() error {
 		switch {
+		case parked.exists() && !parkedOurs && cur.info.MountRoot:
+			if err := m.copyIn(m.parked, cur); err != nil {
+				return err
+			}
 		case parked.exists() && !parkedOurs:
 			if err := m.swapIn(m.parked, cur); err != nil {
 				return err
@@ -384,5 +396,5 @@ func (m *Manager) restoreUnrecorded(cur object, rec record) (Outcome, error) {
 	if err != nil {
 		return Outcome{}, m.explain(doing, err)
 	}
-	return m.finish(Outcome{Result: Restored, Detail: "the journal was lost; told by the file's own checksum"})
+	return m.finish(rec, Outcome{Result: Restored, Detail: "the journal was lost; told by the file's own checksum"})
 }

@@ -26,6 +26,28 @@ type TakeOver struct {
 	// UpstreamsGiven: the caller has upstreams of its own (--upstream), so
 	// ErrNoUpstream is no reason to refuse.
 	UpstreamsGiven bool
+	// InPlace: where the file is a bind mount, which can't be renamed, its
+	// content is overwritten. Programs that read it in that instant may find
+	// the one, the other, or the new one and blank lines.
+	InPlace bool
+	// OverrideImmutable: the attribute of chattr +i or +a is taken from the
+	// file, and set again by Restore.
+	OverrideImmutable bool
+}
+
+// Refused returns nil or the refusals of an inspection that t doesn't get over.
+func (t TakeOver) Refused(i Inspection) error {
+	var except []error
+	if t.UpstreamsGiven {
+		except = append(except, ErrNoUpstream)
+	}
+	if t.InPlace {
+		except = append(except, ErrBindMount)
+	}
+	if t.OverrideImmutable {
+		except = append(except, ErrImmutableFile)
+	}
+	return i.Refused(except...)
 }
 
 // TakeOver puts our file in place and parks the original beside it. If ours is
@@ -49,11 +71,9 @@ func (m *Manager) TakeOver(t TakeOver) error {
 	if err != nil {
 		return fmt.Errorf("take over: %w", err)
 	}
-	var except []error
-	if t.UpstreamsGiven {
-		except = append(except, ErrNoUpstream)
-	}
-	if err := s.Refused(except...); err != nil {
+	// A takeover that goes on needs no new leave.
+	t.InPlace = t.InPlace || s.rec.original.InPlace
+	if err := t.Refused(s.Inspection); err != nil {
 		return fmt.Errorf("take over: %w", err)
 	}
 	if s.State == StateOurs {
@@ -85,23 +105,19 @@ func (m *Manager) settle() error {
 }
 
 func (m *Manager) takeOver(s survey, t TakeOver) error {
-	parked := m.parked
-	if s.cur.Type == TypeMissing {
-		parked = ""
-	}
-	text, err := m.render(s, t, parked)
-	if err != nil {
-		return fmt.Errorf("take over: %w", err)
-	}
 	orig, err := m.describe(s)
 	if err != nil {
 		return m.explain("take over "+m.path+": save the original", err)
+	}
+	text, err := m.render(s, t, orig)
+	if err != nil {
+		return fmt.Errorf("take over: %w", err)
 	}
 	err = m.at("A4", func() error {
 		if err := m.journal.Record(kindOriginal, m.path, orig); err != nil {
 			return err
 		}
-		return m.journal.Record(kindContent, m.path+"@"+digest(text), content{t.Nameservers})
+		return m.recordText(t, orig, text)
 	})
 	if err != nil {
 		return m.undone(m.explain("take over "+m.path, err))
@@ -117,16 +133,25 @@ func (m *Manager) takeOver(s survey, t TakeOver) error {
 	return nil
 }
 
-func (m *Manager) render(s survey, t TakeOver, parked string) ([]byte, error) {
+func (m *Manager) render(s survey, t TakeOver, orig original) ([]byte, error) {
 	return rendering{
-		path: m.path, parked: parked, attachID: m.attachID(), version: m.opts.Version,
+		path: m.path, undo: m.byHand(orig), attachID: m.attachID(), version: m.opts.Version,
 		nameservers: t.Nameservers, base: s.File,
 	}.render()
 }
 
+// recordText makes a text of ours known, before it is in place.
+func (m *Manager) recordText(t TakeOver, orig original, text []byte) error {
+	c := content{Nameservers: t.Nameservers}
+	if orig.InPlace {
+		c.Text = text
+	}
+	return m.journal.Record(kindContent, m.path+"@"+digest(text), c)
+}
+
 // describe collects all that a rebuild of the original would need.
 func (m *Manager) describe(s survey) (original, error) {
-	o := original{Type: s.cur.Type, Info: s.cur.info, Parked: m.parked, AttachID: m.attachID()}
+	o := original{Type: s.cur.Type, Info: s.cur.info, Parked: m.parked, InPlace: s.cur.info.MountRoot, AttachID: m.attachID()}
 	for _, u := range s.Upstreams {
 		o.Upstreams = append(o.Upstreams, u.Addr)
 	}
@@ -159,8 +184,11 @@ func (m *Manager) install(orig original, text []byte) (string, error) {
 			return "", err
 		}
 	}
-	if orig.Type == TypeMissing {
+	switch {
+	case orig.Type == TypeMissing:
 		return m.create(orig, text)
+	case orig.InPlace:
+		return m.overwrite(orig, text)
 	}
 	return m.exchange(orig, text)
 }
@@ -220,6 +248,9 @@ func (m *Manager) exchange(orig original, text []byte) (string, error) {
 	}
 	method := "exchange"
 	err := m.at("A7", func() error {
+		if err := m.unlock(orig); err != nil {
+			return err
+		}
 		err := m.fs.Exchange(m.parked, m.path)
 		if cannot(err) {
 			if method, err = m.park(orig); err != nil {
@@ -302,40 +333,19 @@ func (m *Manager) undone(cause error) error {
 
 // converge changes our file for another of ours. The original stays as it is.
 func (m *Manager) converge(s survey, t TakeOver) error {
-	parked := m.parked
-	if s.rec.original.Type == TypeMissing {
-		parked = ""
-	}
-	text, err := m.render(s, t, parked)
+	text, err := m.render(s, t, s.rec.original)
 	if err != nil {
 		return fmt.Errorf("take over: %w", err)
 	}
 	doing := "renew " + m.path
 	if digest(text) != digest(s.cur.content) {
 		err := m.at("A4", func() error {
-			return m.journal.Record(kindContent, m.path+"@"+digest(text), content{t.Nameservers})
+			return m.recordText(t, s.rec.original, text)
 		})
 		if err != nil {
 			return m.explain(doing, err)
 		}
-		err = m.at("A6", func() error {
-			if err := hostfs.RemoveIfExists(m.fs, m.fresh); err != nil {
-				return err
-			}
-			return m.write(m.fresh, s.rec.original, text)
-		})
-		if err == nil {
-			err = m.at("A7", func() error {
-				if err := m.unchanged(s.cur); err != nil {
-					return err
-				}
-				if err := m.fs.Rename(m.fresh, m.path); err != nil {
-					return err
-				}
-				return m.fs.SyncDir(m.dir)
-			})
-		}
-		if err != nil {
+		if err := m.renew(s, text); err != nil {
 			// Either of the two is ours and recorded; only the spare name goes.
 			return errors.Join(m.explain(doing, err), hostfs.RemoveIfExists(m.fs, m.fresh))
 		}
@@ -347,4 +357,29 @@ func (m *Manager) converge(s survey, t TakeOver) error {
 		return m.explain(doing, err)
 	}
 	return nil
+}
+
+// renew puts another text of ours in place of one.
+func (m *Manager) renew(s survey, text []byte) error {
+	if s.rec.original.InPlace {
+		return m.at("A7", func() error { return m.overwriteFile(s.cur, text) })
+	}
+	err := m.at("A6", func() error {
+		if err := hostfs.RemoveIfExists(m.fs, m.fresh); err != nil {
+			return err
+		}
+		return m.write(m.fresh, s.rec.original, text)
+	})
+	if err != nil {
+		return err
+	}
+	return m.at("A7", func() error {
+		if err := m.unchanged(s.cur); err != nil {
+			return err
+		}
+		if err := m.fs.Rename(m.fresh, m.path); err != nil {
+			return err
+		}
+		return m.fs.SyncDir(m.dir)
+	})
 }

@@ -42,6 +42,10 @@ type Resolver struct {
 	Search    []string `json:"search" yaml:"search"`
 	// SteeredAt are the loopback addresses of the host's own resolver that queries are steered past, in transparent mode.
 	SteeredAt []string `json:"steered_at,omitempty" yaml:"steered_at,omitempty"`
+	// OwnerReasons are what the owner was told by.
+	OwnerReasons []string `json:"ownerReasons,omitempty" yaml:"ownerReasons,omitempty"`
+	// Skipped are servers and lines of the file that are not used, each with the reason.
+	Skipped []string `json:"skipped,omitempty" yaml:"skipped,omitempty"`
 }
 
 // Datapath is what is in the kernel.
@@ -80,6 +84,9 @@ type Forwarder struct {
 	Listen   []string `json:"listen" yaml:"listen"`
 	Queries  uint64   `json:"queries" yaml:"queries"`
 	Failures uint64   `json:"failures" yaml:"failures"`
+	// Loops are queries that came back to it, and Loop says which was the last, if that is not long ago.
+	Loops uint64 `json:"loops,omitempty" yaml:"loops,omitempty"`
+	Loop  string `json:"loop,omitempty" yaml:"loop,omitempty"`
 }
 
 // Counters are the kernel's, of one scope.
@@ -177,7 +184,13 @@ func (r Report) writeTable(w io.Writer) error {
 		row("TOPOLOGY", r.Topology)
 	}
 	row("RESOLVER", r.resolverLine())
+	for _, reason := range r.Resolver.OwnerReasons {
+		row("OWNER", reason)
+	}
 	row("UPSTREAMS", orDash(r.Resolver.Upstreams))
+	for _, skipped := range r.Resolver.Skipped {
+		row("SKIPPED", skipped)
+	}
 	if len(r.Resolver.Search) > 0 {
 		row("SEARCH", orDash(r.Resolver.Search))
 	}

@@ -19,8 +19,9 @@ const module = "github.com/k2s-dnsbpf/k2s-dnsbpf/"
 var rooms = map[string][]string{
 	"cmd/k2s-dnsbpf":           {"pkg/config", "pkg/daemon", "pkg/status"},
 	"pkg/config":               {},
-	"pkg/daemon":               {"pkg/config", "pkg/datapath", "pkg/discovery", "pkg/forwarder", "pkg/netdev", "pkg/resolvconf", "pkg/state", "pkg/status"},
+	"pkg/daemon":               {"pkg/config", "pkg/datapath", "pkg/diagnose", "pkg/discovery", "pkg/forwarder", "pkg/netdev", "pkg/resolvconf", "pkg/state", "pkg/status"},
 	"pkg/datapath":             {},
+	"pkg/diagnose":             {},
 	"pkg/discovery":            {},
 	"pkg/forwarder":            {},
 	"pkg/internal/archtest":    {},

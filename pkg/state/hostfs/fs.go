@@ -8,10 +8,12 @@
 package hostfs
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"io/fs"
 	"path/filepath"
+	"slices"
 	"time"
 )
 
@@ -59,6 +61,11 @@ type Xattr struct {
 // File is a file open for writing.
 type File interface {
 	Write(p []byte) (int, error)
+	// Reserve makes sure that writes up to size bytes from the start find
+	// room; the file does not get longer by it. A file system that can't
+	// reserve is no failure.
+	Reserve(size int64) error
+	Truncate(size int64) error
 	Chmod(mode fs.FileMode) error
 	Sync() error
 	Close() error
@@ -83,6 +90,9 @@ type FS interface {
 
 	// Create opens a new file for writing and fails if the name exists.
 	Create(name string, mode fs.FileMode) (File, error)
+	// OpenWrite opens a regular file that exists, for writing from its start;
+	// its content stays until it is overwritten.
+	OpenWrite(name string) (File, error)
 	// Mkdir makes a directory of exactly this mode.
 	Mkdir(name string, mode fs.FileMode) error
 	Symlink(text, name string) error
@@ -152,6 +162,44 @@ func WriteNew(fsys FS, name string, data []byte, mode fs.FileMode) error {
 		return errors.Join(err, RemoveIfExists(fsys, name))
 	}
 	return nil
+}
+
+// Overwrite gives the file under name, which stays the same object, exactly
+// this content, synced. Room for it is made sure of before the first octet is
+// changed. Over the rest of a longer old content line feeds are written before
+// it is cut off, so that a reader who comes in between finds whole lines of the
+// new text and blank ones.
+func Overwrite(fsys FS, name string, data []byte) error {
+	old, err := fsys.Lstat(name)
+	if err != nil {
+		return err
+	}
+	f, err := fsys.OpenWrite(name)
+	if err != nil {
+		return err
+	}
+	err = f.Reserve(int64(len(data)))
+	if err == nil {
+		_, err = f.Write(Padded(data, int(old.Size)))
+	}
+	if err == nil && old.Size > int64(len(data)) {
+		err = f.Truncate(int64(len(data)))
+	}
+	if err == nil {
+		err = f.Sync()
+	}
+	if cerr := f.Close(); err == nil {
+		err = cerr
+	}
+	return err
+}
+
+// Padded is data with as many line feeds as make it size octets long.
+func Padded(data []byte, size int) []byte {
+	if len(data) >= size {
+		return data
+	}
+	return append(slices.Clip(data), bytes.Repeat([]byte{'\n'}, size-len(data))...)
 }
 
 // RemoveIfExists removes name; that it isn't there is no failure.

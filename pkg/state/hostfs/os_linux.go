@@ -209,11 +209,32 @@ func (osFS) SetFlags(name string, flags uint32) error {
 }
 
 func (osFS) Create(name string, mode fs.FileMode) (File, error) {
-	f, err := os.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL|unix.O_NOFOLLOW, mode)
+	return openWrite(name, os.O_CREATE|os.O_EXCL, mode)
+}
+
+func (osFS) OpenWrite(name string) (File, error) {
+	return openWrite(name, unix.O_NONBLOCK, 0)
+}
+
+func openWrite(name string, flags int, mode fs.FileMode) (File, error) {
+	f, err := os.OpenFile(name, os.O_WRONLY|unix.O_NOFOLLOW|flags, mode)
 	if err != nil {
 		return nil, err
 	}
-	return f, nil
+	return osFile{f}, nil
+}
+
+type osFile struct{ *os.File }
+
+func (f osFile) Reserve(size int64) error {
+	if size == 0 {
+		return nil
+	}
+	err := retry(func() error { return unix.Fallocate(int(f.Fd()), unix.FALLOC_FL_KEEP_SIZE, 0, size) })
+	if errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.ENOSYS) {
+		return nil
+	}
+	return pathErr("fallocate", f.Name(), err)
 }
 
 func (osFS) Mkdir(name string, mode fs.FileMode) error {

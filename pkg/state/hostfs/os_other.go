@@ -25,6 +25,7 @@ func (unsupported) Access(name string) error                        { return no(
 func (unsupported) Xattrs(name string) ([]Xattr, error)             { return nil, no("listxattr", name) }
 func (unsupported) Flags(name string) (uint32, error)               { return 0, no("getflags", name) }
 func (unsupported) Create(name string, _ fs.FileMode) (File, error) { return nil, no("create", name) }
+func (unsupported) OpenWrite(name string) (File, error)             { return nil, no("open", name) }
 func (unsupported) Mkdir(name string, _ fs.FileMode) error          { return no("mkdir", name) }
 func (unsupported) Symlink(_, name string) error                    { return no("symlink", name) }
 func (unsupported) Link(_, name string) error                       { return no("link", name) }

@@ -82,7 +82,7 @@ func (f *FS) Dirty() map[string]bool {
 var changes = map[string]bool{
 	"create": true, "write": true, "chmod": true, "sync": true, "mkdir": true, "symlink": true, "link": true,
 	"rename": true, "renamenew": true, "exchange": true, "remove": true, "chown": true, "times": true,
-	"setxattr": true, "setflags": true, "syncdir": true,
+	"setxattr": true, "setflags": true, "syncdir": true, "openwrite": true, "reserve": true, "truncate": true,
 }
 
 // do runs one call under the rules of the mode. half, if any, is the part of
@@ -190,6 +190,21 @@ func (f *FS) Create(name string, mode fs.FileMode) (hostfs.File, error) {
 	return &openFile{f, file, name}, nil
 }
 
+func (f *FS) OpenWrite(name string) (hostfs.File, error) {
+	var file hostfs.File
+	err := f.do("openwrite", name, func() (err error) {
+		file, err = f.Under.OpenWrite(name)
+		return err
+	}, nil)
+	if err != nil {
+		if file != nil {
+			_ = file.Close()
+		}
+		return nil, err
+	}
+	return &openFile{f, file, name}, nil
+}
+
 func (f *FS) Mkdir(name string, mode fs.FileMode) error {
 	return f.do("mkdir", name, func() error { return f.Under.Mkdir(name, mode) }, nil)
 }
@@ -279,6 +294,14 @@ func (o *openFile) Write(p []byte) (int, error) {
 	}
 	err := o.fs.do("write", o.name, write(p), write(p[:len(p)/2]))
 	return n, err
+}
+
+func (o *openFile) Reserve(size int64) error {
+	return o.fs.do("reserve", o.name, func() error { return o.under.Reserve(size) }, nil)
+}
+
+func (o *openFile) Truncate(size int64) error {
+	return o.fs.do("truncate", o.name, func() error { return o.under.Truncate(size) }, nil)
 }
 
 func (o *openFile) Chmod(mode fs.FileMode) error {

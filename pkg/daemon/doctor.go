@@ -1,0 +1,207 @@
+//go:build linux
+
+package daemon
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/miekg/dns"
+	"go.uber.org/zap"
+
+	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/config"
+	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/datapath"
+	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/diagnose"
+	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/forwarder"
+	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/netdev"
+	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/resolvconf"
+	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/state"
+	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/status"
+)
+
+// loopMemory is how long a query that came back makes an attachment unhealthy. A loop that is still there is seen again
+// within that time: names that a cluster does not know are asked all the time.
+const loopMemory = 5 * time.Minute
+
+// fillLoop says who forwards to us, if one of our queries came back of late.
+func fillLoop(report *status.Report, loop *forwarder.Loop) {
+	if loop == nil || time.Since(loop.At) > loopMemory {
+		return
+	}
+	report.Forwarder.Loop = fmt.Sprintf("%s asked us for %s, which we had asked it for, at %s", loop.From, loop.Name, loop.At.UTC().Format(time.RFC3339))
+	who, remedy := "an upstream", "name other servers with --upstream"
+	if loop.Zone != "" {
+		who, remedy = "cluster DNS", "let its Corefile forward to the host's former servers"
+	}
+	report.Problems = append(report.Problems, fmt.Sprintf("%s forwards to us: %s: %s", who, report.Forwarder.Loop, remedy))
+}
+
+// Doctor examines this host, attached or not. It changes nothing, works for every user as far as that one can see, and
+// takes a few seconds at most.
+func Doctor(ctx context.Context, c config.Config) diagnose.Examination {
+	if journal, err := state.Open(c.StateDir); err == nil && len(journal.Header().Params) > 0 {
+		// The attachment's own settings count, as in Status. If they can't be read, those of the command do.
+		_ = json.Unmarshal(journal.Header().Params, &c)
+	}
+	host := diagnose.Host{
+		ResolvConf: c.ResolvConf, PodFile: filepath.Join(c.StateDir, resolvconf.KubeletFile),
+		Servers: func(content []byte) []netip.Addr { return resolvconf.Parse(content).Nameservers },
+		Ours:    isDaemon,
+	}
+	looks := append(host.Looks(),
+		diagnose.Look{Name: "the daemon and the resolver file", Do: func(ctx context.Context) func(*diagnose.Facts) { return lookAtAttachment(ctx, c) }},
+		diagnose.Look{Name: "the kernel's settings", Do: func(context.Context) func(*diagnose.Facts) { return lookAtKernel(c) }},
+		diagnose.Look{Name: "CoreDNS", Do: func(ctx context.Context) func(*diagnose.Facts) { return probeEndpoints(ctx, c) }},
+	)
+	return diagnose.Examine(diagnose.Gather(ctx, looks))
+}
+
+func lookAtKernel(c config.Config) func(*diagnose.Facts) {
+	sysctls := make(map[string]string)
+	for _, name := range netdev.LoopbackSysctls() {
+		if value, err := netdev.Sysctl(name); err == nil {
+			sysctls[name] = value
+		}
+	}
+	bpffs := ""
+	if err := datapath.CheckPinDir(c.BPFFS); err != nil && !errors.Is(err, os.ErrPermission) {
+		bpffs = err.Error()
+	}
+	return func(f *diagnose.Facts) { f.System.Sysctls, f.System.BPFFS = sysctls, bpffs }
+}
+
+func lookAtAttachment(ctx context.Context, c config.Config) func(*diagnose.Facts) {
+	report, err := Status(ctx, c)
+	attachment := diagnose.Attachment{
+		Attached: report.Attached, Alive: report.PID != 0, PID: report.PID, Problems: report.Problems, Loop: report.Forwarder.Loop,
+		Takeover: c.Resolver == config.ResolverTakeover, BPF: c.BPF,
+	}
+	for _, address := range report.Forwarder.Listen {
+		if parsed, err := netip.ParseAddrPort(address); err == nil {
+			attachment.Served = append(attachment.Served, parsed)
+		}
+	}
+	var unseen []string
+	if len(attachment.Served) == 0 {
+		d := New(c, "", zap.NewNop())
+		if err := d.findListeners(); err != nil {
+			unseen = append(unseen, err.Error())
+		}
+		attachment.Served = d.listen
+	}
+	journal, resolver := lookAtResolver(c, report, attachment.Served)
+	if err != nil && journal.Err == "" {
+		unseen = append(unseen, err.Error())
+	}
+	return func(f *diagnose.Facts) {
+		f.Attachment, f.Journal, f.Resolver = attachment, journal, resolver
+		f.Unseen = append(f.Unseen, unseen...)
+	}
+}
+
+// lookAtResolver inspects the file and the journal. Where the journal is closed to this user, the report has to do.
+func lookAtResolver(c config.Config, report status.Report, served []netip.AddrPort) (diagnose.JournalFacts, diagnose.ResolverFile) {
+	facts := diagnose.JournalFacts{Path: filepath.Join(c.StateDir, state.FileName)}
+	file := diagnose.ResolverFile{Path: c.ResolvConf}
+	parked := filepath.Join(filepath.Dir(c.ResolvConf), resolvconf.ParkedName)
+	if _, err := os.Lstat(parked); err == nil {
+		file.Parked = parked
+	}
+	journal, err := state.Open(c.StateDir)
+	if err != nil {
+		facts.Denied = errors.Is(err, os.ErrPermission)
+		if !facts.Denied {
+			facts.Err = err.Error()
+		}
+		file.State, file.Owner, file.Reasons = report.Resolver.State, report.Resolver.Owner, report.Resolver.OwnerReasons
+		return facts, file
+	}
+	facts.Changes, facts.Knows = len(journal.Changes()), slices.Contains(resolvconf.RecordedPaths(journal), c.ResolvConf)
+	if reason := journal.Recovered(); reason != nil {
+		facts.Repair = reason.Error()
+	}
+	own := make([]netip.Addr, 0, len(served))
+	for _, address := range served {
+		own = append(own, address.Addr())
+	}
+	manager, err := resolvconf.New(resolvconf.Options{Path: c.ResolvConf, StateDir: c.StateDir, Journal: journal, Listen: own})
+	if err != nil {
+		file.Refusals = []string{err.Error()}
+		return facts, file
+	}
+	inspection, err := manager.Inspect()
+	if err != nil {
+		file.Refusals = []string{err.Error()}
+		return facts, file
+	}
+	file.Type, file.State = string(inspection.Type), string(inspection.State)
+	file.Owner, file.Reasons = string(inspection.Owner), inspection.OwnerReasons
+	file.Servers = inspection.File.Nameservers
+	if os.Geteuid() == 0 { // to others, everything is closed
+		file.Refusals = refusals(c, inspection)
+	}
+	return facts, file
+}
+
+// refusals are those that this configuration does not get over.
+func refusals(c config.Config, inspection resolvconf.Inspection) (out []string) {
+	t := (&Daemon{config: c}).takeOver()
+	for _, refusal := range inspection.Refusals {
+		if t.Refused(resolvconf.Inspection{Refusals: []error{refusal}}) != nil {
+			out = append(out, refusal.Error())
+		}
+	}
+	return out
+}
+
+// probeEndpoints asks each endpoint for a name that only our own forwarder can answer: an endpoint that can, too, has
+// asked us.
+func probeEndpoints(ctx context.Context, c config.Config) func(*diagnose.Facts) {
+	report, err := Status(ctx, c)
+	if err != nil || report.PID == 0 || len(report.Forwarder.Listen) == 0 {
+		return func(*diagnose.Facts) {}
+	}
+	id := askProbe(ctx, report.Forwarder.Listen[0])
+	if id == "" {
+		return func(f *diagnose.Facts) {
+			f.Unseen = append(f.Unseen, "the forwarder does not answer at "+report.Forwarder.Listen[0])
+		}
+	}
+	asked := make([]diagnose.CoreDNS, len(report.Endpoints))
+	var group sync.WaitGroup
+	for i, endpoint := range report.Endpoints {
+		group.Go(func() {
+			asked[i] = diagnose.CoreDNS{Endpoint: endpoint.Address, AsksUs: askProbe(ctx, endpoint.Address) == id}
+		})
+	}
+	group.Wait()
+	return func(f *diagnose.Facts) { f.CoreDNS = append(f.CoreDNS, asked...) }
+}
+
+// probeTimeout leaves time to say what came of a probe within the time of a look.
+const probeTimeout = time.Second
+
+// askProbe asks a server who it is, or who it forwards to, and returns "" if that is none of us.
+func askProbe(ctx context.Context, server string) string {
+	message := new(dns.Msg)
+	message.SetQuestion(rand.Text()+"."+forwarder.ProbeZone, dns.TypeTXT)
+	client := dns.Client{Timeout: probeTimeout}
+	reply, _, err := client.ExchangeContext(ctx, message, server)
+	if err != nil || len(reply.Answer) != 1 {
+		return ""
+	}
+	text, ok := reply.Answer[0].(*dns.TXT)
+	if !ok || len(text.Txt) != 1 {
+		return ""
+	}
+	return text.Txt[0]
+}
