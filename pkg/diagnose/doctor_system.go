@@ -49,6 +49,14 @@ func checkGuardian(f Facts) []Finding {
 	}}
 }
 
+// takes reports whether a socket gets what comes to one of the addresses that we serve. One on :: gets IPv4 too.
+func (f Facts) takes(s Socket) bool {
+	a := s.Address.Addr()
+	return slices.ContainsFunc(f.Attachment.Served, func(served netip.AddrPort) bool {
+		return served.Port() == s.Address.Port() && (a == served.Addr() || a.IsUnspecified() && (a.Is6() || served.Addr().Is4()))
+	})
+}
+
 func checkPort53(f Facts) []Finding {
 	var out []Finding
 	own := 0
@@ -57,12 +65,11 @@ func checkPort53(f Facts) []Finding {
 			own++
 			continue
 		}
-		taken := slices.ContainsFunc(f.Attachment.Served, func(served netip.AddrPort) bool {
-			return served.Port() == s.Address.Port() && (s.Address.Addr() == served.Addr() ||
-				s.Address.Addr().IsUnspecified() && (s.Address.Addr().Is6() || served.Addr().Is4()))
-		})
-		if !taken {
+		if !f.takes(s) {
 			continue
+		}
+		if s.Owner.PID == 0 && f.Attachment.Alive {
+			return unknown("whose sockets are on port 53 can't be seen")
 		}
 		owner := fmt.Sprintf("%s, process %d", s.Owner.Name, s.Owner.PID)
 		if s.Owner.PID == 0 {

@@ -213,8 +213,12 @@ func TestLoopRedirect(t *testing.T) {
 			s.routes.Store(routes)
 			wantRcode(t, dial(t, s, network).askMsg(query("www.example.org.", false)), dns.RcodeServerFailure)
 			shutdown(t, s)
-			if st := s.Stats(); st.Loops != 1 || st.Failures != 1 || st.External != 2 {
+			st := s.Stats()
+			if st.Loops != 1 || st.Failures != 1 || st.External != 2 {
 				t.Errorf("stats %+v, want the query, and the one that came back", st)
+			}
+			if l := st.LastLoop; l == nil || l.Name != "www.example.org." || l.From != s.Addrs()[0].Addr() || l.Zone != "" {
+				t.Errorf("last loop %+v", l)
 			}
 			if n := len(s.loops.out); n != 0 {
 				t.Errorf("%d keys left", n)
