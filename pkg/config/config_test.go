@@ -126,6 +126,7 @@ func TestLoad(t *testing.T) {
 		"comments only": {"# nothing\n", func(*Config) {}},
 		"one key":       {"zones: [k2s.test]\n", func(c *Config) { c.Zones = []string{"k2s.test"} }},
 		"false":         {"bpf: false\n", func(c *Config) { c.BPF = false }},
+		"leave":         {"inPlace: true\noverrideImmutable: true\n", func(c *Config) { c.InPlace, c.OverrideImmutable = true, true }},
 		"empty list":    {"upstreams: []\n", func(c *Config) { c.Upstreams = []netip.AddrPort{} }},
 		"all keys": {`
 topology: native-linux

@@ -13,6 +13,18 @@ import (
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/state/hostfs"
 )
 
+// Where each case of the resolver design is shown that concerns this package:
+//
+//	1 to 7, 9  originals, by TestTakeOverAndRestore, TestLosses, TestFaults and TestPowerLoss
+//	11         TestAttributes (refused), TestOverrideImmutable (with leave)
+//	12         TestBindMount (refused), TestInPlace and TestFaultsInPlace (with leave)
+//	13         TestReadOnly, TestOverlay; all tests on tmpfs
+//	14         TestMountNamespace
+//	15 to 20   TestContentCases, TestParse, TestChooseUpstreams, TestPublishKubeletSearchLimits
+//	37 to 40   TestFullDisk, TestInPlace, TestReadOnly, TestBindMountRacedIn, TestFaults
+//	47, 49, 50 TestPublishKubelet, TestPublishKubeletFaults, TestKubeletFileOutlives
+//	55         TestTakeOverAndRestore, TestConverge
+
 // TestOverrideImmutable is case 11 with leave: the attribute is off while
 // attached, and set again with the original, after a crash too.
 func TestOverrideImmutable(t *testing.T) {
