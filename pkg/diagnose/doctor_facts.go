@@ -101,10 +101,8 @@ type Kubelet struct {
 	Source  string // where the path is set: a flag or a file
 	// ResolvConf is the path, "" if the kubelet was told to use none.
 	ResolvConf string
-	// Default: nobody set the path.
-	Default bool
-	Missing bool // there is no such file
-	Servers []netip.Addr
+	Missing    bool // there is no such file
+	Servers    []netip.Addr
 }
 
 // PodFile is the file that we publish for kubelets.

@@ -358,7 +358,7 @@ func (h Host) kubelets() func(*Facts) {
 
 // kubelet finds the file that a kubelet hands to pods: its flag counts more than its configuration.
 func (h Host) kubelet(p process) Kubelet {
-	k := Kubelet{Process: Process{p.pid, "kubelet"}, ResolvConf: "/etc/resolv.conf", Default: true}
+	k := Kubelet{Process: Process{p.pid, "kubelet"}, ResolvConf: "/etc/resolv.conf"}
 	config, given := p.flag("config")
 	if !given {
 		config = kubeletConfig
@@ -368,10 +368,10 @@ func (h Host) kubelet(p process) Kubelet {
 		ResolvConf *string `yaml:"resolvConf"`
 	}
 	if err := yaml.Unmarshal(h.read(config), &settings); err == nil && settings.ResolvConf != nil {
-		k.ResolvConf, k.Default = *settings.ResolvConf, false
+		k.ResolvConf = *settings.ResolvConf
 	}
 	if path, ok := p.flag("resolv-conf"); ok {
-		k.ResolvConf, k.Source, k.Default = path, "its flag --resolv-conf", false
+		k.ResolvConf, k.Source = path, "its flag --resolv-conf"
 	}
 	return k
 }
@@ -393,7 +393,7 @@ func (h Host) k3s(p process) Kubelet {
 		k.ResolvConf, k.Source = settings.ResolvConf, config
 		return k
 	}
-	k.ResolvConf, k.Default = "/etc/resolv.conf", true
+	k.ResolvConf = "/etc/resolv.conf"
 	return k
 }
 
