@@ -6,10 +6,9 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-)
 
-// transparentGaps says what the resolver mode "transparent" does not cover.
-const transparentGaps = "it does not cover what programs ask by nss-resolve (D-Bus, varlink) and not by DNS, queries over TCP, and odd ones"
+	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/config"
+)
 
 const restoreFix = "run sudo k2s-dnsbpf restore"
 
@@ -62,7 +61,7 @@ func checkOwner(f Facts) []Finding {
 	return []Finding{{
 		Result: Warn, Says: says + "; recommended resolver mode: transparent",
 		Consequence: "a takeover goes around " + whose + ": servers that it has for some names only, such as a VPN's, are not asked while attached",
-		Fix:         "--resolver transparent leaves it in charge; " + transparentGaps,
+		Fix:         "--resolver transparent leaves it in charge; not covered by it: " + strings.Join(config.TransparentLimits(), " "),
 	}}
 }
 

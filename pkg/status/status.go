@@ -43,7 +43,7 @@ type Resolver struct {
 	// SteeredAt are the loopback addresses of the host's own resolver that queries are steered past, in transparent mode.
 	SteeredAt []string `json:"steered_at,omitempty" yaml:"steered_at,omitempty"`
 	// OwnerReasons are what the owner was told by.
-	OwnerReasons []string `json:"ownerReasons,omitempty" yaml:"ownerReasons,omitempty"`
+	OwnerReasons []string `json:"owner_reasons,omitempty" yaml:"owner_reasons,omitempty"`
 	// Skipped are servers and lines of the file that are not used, each with the reason.
 	Skipped []string `json:"skipped,omitempty" yaml:"skipped,omitempty"`
 }
