@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"go.uber.org/zap"
 
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/config"
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/daemon"
@@ -54,7 +55,12 @@ the host has now. Returns when the host resolves through it; the daemon stays in
 			if err := os.Chdir("/"); err != nil {
 				return fmt.Errorf("leave the working directory: %w", err)
 			}
-			err := daemon.New(c, version, log).Run(cmd.Context(), func() { notify(nil) })
+			err := daemon.New(c, version, log).Run(cmd.Context(), func() {
+				notify(nil)
+				if err := notifySystemd("READY=1"); err != nil {
+					log.Warn("systemd not told", zap.Error(err))
+				}
+			})
 			// Without effect if ready has been said.
 			notify(err)
 			return err

@@ -4,6 +4,7 @@ package main
 
 import (
 	"fmt"
+	"os"
 
 	"go.uber.org/zap"
 	"go.uber.org/zap/zapcore"
@@ -11,17 +12,16 @@ import (
 
 // newLogger logs to standard error, in lines that people read.
 func newLogger(level string) (*zap.Logger, error) {
+	return newLoggerTo(zapcore.Lock(os.Stderr), level)
+}
+
+func newLoggerTo(to zapcore.WriteSyncer, level string) (*zap.Logger, error) {
 	parsed, err := zapcore.ParseLevel(level)
 	if err != nil {
 		return nil, fmt.Errorf("log level %q: write debug, info, warn or error", level)
 	}
-	c := zap.NewProductionConfig()
-	c.Level = zap.NewAtomicLevelAt(parsed)
-	c.Encoding = "console"
-	c.EncoderConfig.EncodeTime = zapcore.ISO8601TimeEncoder
-	c.EncoderConfig.EncodeLevel = zapcore.CapitalLevelEncoder
-	c.DisableCaller = true
-	c.DisableStacktrace = true
-	c.Sampling = nil
-	return c.Build()
+	c := zap.NewProductionEncoderConfig()
+	c.EncodeTime = zapcore.ISO8601TimeEncoder
+	c.EncodeLevel = zapcore.CapitalLevelEncoder
+	return zap.New(zapcore.NewCore(zapcore.NewConsoleEncoder(c), to, parsed)), nil
 }

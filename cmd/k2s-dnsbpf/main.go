@@ -14,6 +14,7 @@ import (
 	"syscall"
 
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/config"
+	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/daemon"
 )
 
 // The exit statuses: scripts depend on them.
@@ -27,6 +28,10 @@ const (
 var version = "devel"
 
 func main() {
+	// Before anything is made that a process which only waits has no use for.
+	if len(os.Args) > 1 && os.Args[1] == daemon.GuardianCommand {
+		os.Exit(exitStatus(runGuardian(os.Args[2:])))
+	}
 	os.Exit(run(os.Args[1:]))
 }
 
@@ -36,7 +41,11 @@ func run(args []string) int {
 	defer stop()
 	root := newRootCommand()
 	root.SetArgs(args)
-	err := root.ExecuteContext(ctx)
+	return exitStatus(root.ExecuteContext(ctx))
+}
+
+// exitStatus says what went wrong, and how much.
+func exitStatus(err error) int {
 	if err == nil {
 		return 0
 	}

@@ -15,7 +15,8 @@ func newRestoreCommand() *cobra.Command {
 		Use:   "restore",
 		Short: "Put the resolver configuration back, without a daemon",
 		Long: `Put the host's resolver configuration back from the journal. Needs no daemon, no network and no cluster: for a rescue
-shell, for boot, and for whoever finds a host that a dead daemon left.`,
+shell, for boot, and for whoever finds a host that a dead daemon left. Beside a daemon that works it changes nothing and
+fails: detach is the command then.`,
 		Args: noArgs,
 	}
 	s := newSettings(cmd)
@@ -24,7 +25,7 @@ shell, for boot, and for whoever finds a host that a dead daemon left.`,
 		if err != nil {
 			return err
 		}
-		done, err := daemon.Restore(c, log)
+		done, err := daemon.Restore(cmd.Context(), c, log)
 		printLines(cmd, done)
 		if err == nil && len(done) == 0 {
 			fmt.Fprintln(cmd.OutOrStdout(), c.ResolvConf+" is the original: nothing to do")

@@ -35,6 +35,9 @@ func (d *Daemon) attach(ctx context.Context) error {
 	if err := d.begin(); err != nil {
 		return err
 	}
+	if d.config.Resolver == config.ResolverTakeover {
+		d.guard = startGuard(d.config, d.log)
+	}
 	if err := d.load(); err != nil {
 		return err
 	}
@@ -47,7 +50,10 @@ func (d *Daemon) attach(ctx context.Context) error {
 	if err := d.publishKubeletFile(); err != nil {
 		return err
 	}
-	if d.config.Resolver == config.ResolverTakeover {
+	if d.guard != nil {
+		if err := d.guard.await(ctx); err != nil {
+			return err
+		}
 		if err := d.resolver.TakeOver(d.takeOver()); err != nil {
 			return err
 		}

@@ -67,6 +67,7 @@ type Daemon struct {
 	reloads    chan *reload
 
 	health *health
+	guard  *guard // nil where the resolver file is left alone
 
 	mu       sync.Mutex // guards config and what follows, which serve changes and reports read
 	routing  routing
@@ -105,6 +106,7 @@ func (d *Daemon) Run(ctx context.Context, ready func()) (err error) {
 	undoRedirect := discovery.RedirectKlog(d.log.Named("kubernetes"))
 	defer undoRedirect()
 	defer func() { d.routing.stop() }()
+	defer d.dismissGuard()
 	defer func() { err = errors.Join(err, d.detach(context.WithoutCancel(ctx))) }()
 
 	if err := d.attach(ctx); err != nil {
@@ -137,6 +139,10 @@ func (d *Daemon) acquire() error {
 		return err
 	}
 	d.lock = lock
+	// What a guardian did after a daemon before us is no news any more.
+	if err := os.Remove(guardianFile(d.config)); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return errors.Join(fmt.Errorf("remove a guardian's record: %w", err), d.release())
+	}
 	d.journal, err = openJournal(d.config, d.log)
 	if err != nil {
 		return errors.Join(err, d.release())
@@ -206,6 +212,7 @@ func (d *Daemon) serve(ctx context.Context) error {
 	var watching sync.WaitGroup
 	defer watching.Wait()
 	watching.Go(func() { d.watchHealth(ctx, func() { poke(revived) }) })
+	d.guard.beat()
 	for {
 		select {
 		case <-ctx.Done():
@@ -213,6 +220,10 @@ func (d *Daemon) serve(ctx context.Context) error {
 		case <-beat.C:
 			d.beat()
 			d.followResolver()
+			d.guard.beat()
+		case <-d.guard.awakened():
+			d.guard.beat() // first, so that the guardian counts anew
+			d.retake()
 		case <-revived:
 			d.reroute()
 		case snapshot := <-d.routing.source.Snapshots():

@@ -32,6 +32,7 @@ const (
 // called whether or not attach succeeded and undoes what there is.
 func (d *Daemon) detach(ctx context.Context) error {
 	var errs []error
+	d.guard.pause()
 	if !d.journal.Empty() {
 		if err := d.restoreOrServe(ctx); err != nil {
 			errs = append(errs, err)
@@ -104,11 +105,45 @@ func (d *Daemon) setProblem(about string, err error) {
 	d.problems[about] = err.Error()
 }
 
+// dismissGuard ends the guardian, but for the case that our file is still in place: then it goes on trying when we are
+// gone.
+func (d *Daemon) dismissGuard() {
+	if d.guard == nil {
+		return
+	}
+	if now, err := d.resolver.State(); err != nil || now == resolvconf.StateOurs {
+		d.log.Error("the resolver file is left to the guardian", zap.Error(err))
+		return
+	}
+	d.guard.dismiss()
+}
+
+// retake takes the resolver file over again after this daemon hung for so long that the guardian has put it back.
+func (d *Daemon) retake() {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	now, err := d.resolver.State()
+	switch {
+	case err == nil && now == resolvconf.StateOriginal:
+		err = d.resolver.TakeOver(d.takeOver())
+	case err == nil:
+		// Ours: somebody was faster. Foreign or missing: it is for its owner to say, see fillResolver.
+		return
+	}
+	if err != nil {
+		d.log.Error("resolver file not taken over again", zap.Error(err))
+		d.problems["resolver"] = err.Error()
+		return
+	}
+	delete(d.problems, "resolver")
+	d.log.Warn("this daemon hung, and the guardian put the resolver file back: taken over again")
+}
+
 // removeRunDir removes the files of a run and gives the lock back. The directory goes if it was ours alone.
 func removeRunDir(c config.Config, lock *state.Locked) error {
 	var errs []error
-	for _, name := range []string{controlFile, LogFile} {
-		if err := os.Remove(filepath.Join(c.RunDir, name)); err != nil && !errors.Is(err, os.ErrNotExist) {
+	for _, path := range []string{filepath.Join(c.RunDir, controlFile), filepath.Join(c.RunDir, LogFile), guardianFile(c)} {
+		if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
 			errs = append(errs, err)
 		}
 	}
@@ -128,7 +163,7 @@ func Detach(ctx context.Context, c config.Config, log *zap.Logger) (done []strin
 	ctx, cancel := context.WithTimeout(ctx, stopTimeout)
 	defer cancel()
 	path := filepath.Join(c.RunDir, lockFile)
-	if pid, held := state.Holder(path); held {
+	if pid, held := state.Holder(path); held && !isGuardian(pid) { // a guardian is done in a moment
 		if !isDaemon(pid) {
 			return nil, fmt.Errorf("detach: %s is held by process %d, which is not k2s-dnsbpf: run this where that process was started, such as in its container",
 				path, pid)
@@ -168,21 +203,4 @@ func terminate(pid int) error {
 		}
 	}
 	return nil
-}
-
-// Restore puts the resolver configuration back and touches nothing else. It needs no daemon: only the journal, or what
-// is parked beside the file.
-func Restore(c config.Config, log *zap.Logger) ([]string, error) {
-	if err := CheckPrivilege("restore"); err != nil {
-		return nil, err
-	}
-	journal, err := openJournal(c, log)
-	if err != nil {
-		return nil, err
-	}
-	done, err := restoreResolver(c, journal, log)
-	if err == nil && journal.Empty() {
-		err = journal.Clear()
-	}
-	return done, err
 }

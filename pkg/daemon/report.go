@@ -75,6 +75,10 @@ func (d *Daemon) report() status.Report {
 		report.Problems = append(report.Problems, "no interface has the KubeSwitch address "+address.String()+": workers are not answered")
 	}
 	fillLoop(&report, stats.LastLoop)
+	var problem string
+	if report.Guardian, problem = d.guard.report(); problem != "" {
+		report.Problems = append(report.Problems, problem)
+	}
 	fillResolver(&report, d.resolver, d.config)
 	report.Resolver.SteeredAt = texts(d.network.resolvers)
 	fillDatapath(&report, d.config, d.journal)
@@ -275,10 +279,36 @@ func Status(ctx context.Context, c config.Config) (status.Report, error) {
 		}
 		report.Problems = append(report.Problems, problem)
 	}
+	fillGuardian(&report, c)
 	fillResolver(&report, manager, c)
 	fillDatapath(&report, c, journal)
 	slices.Sort(report.Problems)
 	return report, nil
+}
+
+// fillGuardian adds what a guardian has done where the daemon does not answer.
+func fillGuardian(report *status.Report, c config.Config) {
+	record, err := readGuardianRecord(c)
+	if err != nil || record.Restored == nil {
+		return
+	}
+	report.Guardian = &status.Guardian{PID: record.PID, Restored: record.Restored, Outcome: record.Outcome}
+	what := "daemon dead"
+	if record.Hangs {
+		what = "daemon hangs"
+	} else {
+		report.Guardian.PID = 0 // it has ended
+	}
+	when := record.Restored.Format(time.RFC3339)
+	switch {
+	case len(record.Outcome) == 0:
+		what += "; the guardian found nothing to restore at " + when
+	case strings.Contains(record.Outcome[0], string(resolvconf.Restored)):
+		what += "; resolver restored by the guardian at " + when
+	default:
+		what += "; the guardian looked at the resolver at " + when + ": " + strings.Join(record.Outcome, "; ")
+	}
+	report.Problems = append(report.Problems, what)
 }
 
 // isAttached tells an attachment whose daemon is dead from the remains of one: a resolver file that somebody else has

@@ -175,17 +175,19 @@ func restoreResolver(c config.Config, journal *state.Journal, log *zap.Logger) (
 			continue
 		}
 		outcome, err := manager.Restore()
-		if err != nil {
-			errs = append(errs, err)
-			continue
-		}
-		if outcome.Result != resolvconf.NothingToDo {
-			line := fmt.Sprintf("%s: %s", path, outcome.Result)
-			if outcome.Detail != "" {
-				line += ": " + outcome.Detail
-			}
-			done = append(done, line)
-		}
+		done, errs = append(done, outcomeLines(path, outcome)...), append(errs, err)
 	}
 	return done, errors.Join(errs...)
+}
+
+// outcomeLines says what a restore has done; nothing if that was nothing.
+func outcomeLines(path string, outcome resolvconf.Outcome) []string {
+	if outcome.Result == "" || outcome.Result == resolvconf.NothingToDo {
+		return nil
+	}
+	line := fmt.Sprintf("%s: %s", path, outcome.Result)
+	if outcome.Detail != "" {
+		line += ": " + outcome.Detail
+	}
+	return []string{line}
 }

@@ -43,6 +43,9 @@ var (
 	ErrChanged = errors.New("changed by somebody else meanwhile")
 	// ErrLost: the file in place is ours and the original is nowhere.
 	ErrLost = errors.New("original is lost")
+	// ErrRecordKept: the original is in place, and what is parked or recorded
+	// could not be removed. It does no harm; a later restore removes it.
+	ErrRecordKept = errors.New("restored, but not tidied up")
 	// ErrNothingToPublish: no upstream that a pod could reach, and no file of
 	// an earlier time to keep.
 	ErrNothingToPublish = errors.New("nothing to publish")

@@ -59,6 +59,8 @@ var operations = []operation{
 		}},
 	{"restore", func(t testing.TB, h host) { must(t, h.manager(t, nil).TakeOver(askAll)) },
 		func(m *Manager) error { _, err := m.Restore(); return err }},
+	{"suspend", func(t testing.TB, h host) { must(t, h.manager(t, nil).TakeOver(ask)) },
+		func(m *Manager) error { _, err := m.Suspend(); return err }},
 	{"rebuild", func(t testing.TB, h host) {
 		must(t, h.manager(t, nil).TakeOver(askAll))
 		must(t, hostfs.RemoveIfExists(hostfs.OS(), h.etc+"/"+ParkedName))
@@ -189,7 +191,7 @@ func (f fault) run(t *testing.T) (more, killed bool) {
 		h.clean(t)
 	case err == nil && f.op.name == "takeover" && !sealed([]byte(now.Content)):
 		t.Errorf("%s\nsucceeded, but it isn't ours", where)
-	case err == nil && (f.op.name == "restore" || f.op.name == "rebuild"):
+	case err == nil && (f.op.name == "restore" || f.op.name == "suspend" || f.op.name == "rebuild"):
 		if d := before.diff(now); d != "" {
 			t.Errorf("%s\nsucceeded, but (-want +got)\n%s", where, d)
 		}
@@ -243,6 +245,7 @@ func TestKillAtSteps(t *testing.T) {
 		"takeover": {"A1", "A4", "A6", "A7", "A8"},
 		"converge": {"A1", "A4", "A6", "A7", "A8"},
 		"restore":  {"D1", "D2", "D3", "D6"},
+		"suspend":  {"D1", "D2", "D3"},
 		"rebuild":  {"D1", "D2", "D3", "D6"},
 	}
 	points := 0

@@ -58,11 +58,42 @@ func (m *Manager) Restore() (Outcome, error) {
 	return out, nil
 }
 
+// Suspend puts the original back as Restore does, and leaves the record as it
+// is. It is for a process that must not write the journal since another one,
+// which hangs, has it open. Ours is under the parked name then; a TakeOver or
+// Restore of the journal's owner goes on from there, and so does a Restore by
+// anybody once the owner is dead.
+func (m *Manager) Suspend() (Outcome, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	out, _, err := m.reinstate()
+	return out, err
+}
+
 func (m *Manager) restore() (Outcome, error) {
+	out, settled, err := m.reinstate()
+	switch {
+	case err != nil:
+		return Outcome{}, err
+	case settled:
+		rec, err := m.record()
+		if err != nil {
+			return Outcome{}, err
+		}
+		return m.finish(rec, out)
+	case out.Result == NothingToDo:
+		return out, m.forget()
+	}
+	return out, nil
+}
+
+// reinstate is D1 to D3. It reports whether the matter is settled, so that what
+// is parked and recorded can go.
+func (m *Manager) reinstate() (out Outcome, settled bool, err error) {
 	doing := "restore " + m.path
 	var rec record
 	var cur object
-	err := m.at("D1", func() (err error) {
+	err = m.at("D1", func() (err error) {
 		if cur, err = m.look(m.path); err != nil {
 			return err
 		}
@@ -70,21 +101,22 @@ func (m *Manager) restore() (Outcome, error) {
 		return err
 	})
 	if err != nil {
-		return Outcome{}, m.explain(doing, err)
+		return Outcome{}, false, m.explain(doing, err)
 	}
 	if !rec.known {
 		return m.restoreUnrecorded(cur, rec)
 	}
 	switch rec.state(cur) {
 	case StateOriginal:
-		return m.finish(rec, Outcome{Result: NothingToDo, Detail: "the original is in place"})
+		return Outcome{Result: NothingToDo, Detail: "the original is in place"}, true, nil
 	case StateForeign:
 		if !strands(cur, rec) {
-			return m.leave(rec)
+			out, err = m.leave(rec)
+			return out, false, err
 		}
 		m.keepEdited(cur)
 	}
-	out := Outcome{Result: Restored}
+	out = Outcome{Result: Restored}
 	err = m.at("D2", func() error {
 		var err error
 		if rec.original.Type == TypeMissing {
@@ -102,7 +134,7 @@ func (m *Manager) restore() (Outcome, error) {
 		return m.fs.SyncDir(m.dir)
 	})
 	if err != nil {
-		return Outcome{}, m.explain(doing, err)
+		return Outcome{}, false, m.explain(doing, err)
 	}
 	err = m.at("D3", func() error {
 		now, err := m.look(m.path)
@@ -115,9 +147,9 @@ func (m *Manager) restore() (Outcome, error) {
 		return nil
 	})
 	if err != nil {
-		return Outcome{}, m.explain(doing, err)
+		return Outcome{}, false, m.explain(doing, err)
 	}
-	return m.finish(rec, out)
+	return out, true, nil
 }
 
 func describeOriginal(o original) string {
@@ -256,7 +288,7 @@ func (m *Manager) finish(rec record, out Outcome) (Outcome, error) {
 		return Outcome{}, m.explain(m.path+" is restored: set its attributes again", err)
 	}
 	if err := m.discard(); err != nil {
-		return Outcome{}, fmt.Errorf("%s is restored: %w", m.path, err)
+		return out, fmt.Errorf("%s: %w: %w", m.path, ErrRecordKept, err)
 	}
 	return out, nil
 }
@@ -350,26 +382,26 @@ func (m *Manager) keepEdited(cur object) {
 
 // restoreUnrecorded is for a journal that was lost, or never written. A file
 // that its own checksum proves to be ours is undone by the parked original.
-func (m *Manager) restoreUnrecorded(cur object, rec record) (Outcome, error) {
+func (m *Manager) restoreUnrecorded(cur object, rec record) (out Outcome, settled bool, err error) {
 	doing := "restore " + m.path
 	parked, err := m.look(m.parked)
 	if err != nil {
-		return Outcome{}, m.explain(doing, err)
+		return Outcome{}, false, m.explain(doing, err)
 	}
 	parkedOurs := parked.Type == TypeRegular && sealed(parked.content)
 	if rec.state(cur) != StateOurs {
-		out := Outcome{Result: NothingToDo}
+		out = Outcome{Result: NothingToDo}
 		switch {
 		case !cur.exists() && parked.exists() && !parkedOurs:
 			out = Outcome{Result: Restored, Detail: "the file was missing; the parked original is back"}
 			if err := m.swapIn(m.parked, cur); err != nil {
-				return Outcome{}, m.explain(doing, err)
+				return Outcome{}, false, m.explain(doing, err)
 			}
 		case parked.exists() && !parkedOurs:
 			out.Detail = fmt.Sprintf("%s is not ours; %s is from an attach whose journal is lost, and is kept", m.path, m.parked)
-			return out, m.forget()
+			return out, false, nil
 		}
-		return m.finish(rec, out)
+		return out, true, nil
 	}
 	err = m.at("D2", func() error {
 		switch {
@@ -394,7 +426,7 @@ func (m *Manager) restoreUnrecorded(cur object, rec record) (Outcome, error) {
 		return m.fs.SyncDir(m.dir)
 	})
 	if err != nil {
-		return Outcome{}, m.explain(doing, err)
+		return Outcome{}, false, m.explain(doing, err)
 	}
-	return m.finish(rec, Outcome{Result: Restored, Detail: "the journal was lost; told by the file's own checksum"})
+	return Outcome{Result: Restored, Detail: "the journal was lost; told by the file's own checksum"}, true, nil
 }

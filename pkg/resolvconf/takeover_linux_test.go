@@ -410,3 +410,56 @@ func TestOtherRefusals(t *testing.T) {
 		})
 	}
 }
+
+// TestSuspend: the guardian of a daemon that hangs puts the original back and writes no record; the daemon, which knows
+// nothing of that, takes over again, restores, or is followed by somebody who restores.
+func TestSuspend(t *testing.T) {
+	root(t)
+	for _, oc := range originals {
+		t.Run(oc.name, func(t *testing.T) {
+			h := newFastHost(t)
+			oc.make(t, h)
+			before := identify(t, h.path)
+			same := func(when string) {
+				t.Helper()
+				if d := before.diff(identify(t, h.path)); d != "" {
+					t.Fatalf("%s (-want +got)\n%s", when, d)
+				}
+			}
+			daemon := h.manager(t, nil)
+			must(t, daemon.TakeOver(ask))
+			for range 2 {
+				journal, err := os.ReadFile(daemon.journal.Path())
+				must(t, err)
+				for range 2 { // a second one finds nothing to do
+					_, err = h.manager(t, nil).Suspend()
+					must(t, err)
+					same("suspended")
+				}
+				now, err := os.ReadFile(daemon.journal.Path())
+				must(t, err)
+				if string(now) != string(journal) {
+					t.Fatal("the journal was written")
+				}
+				must(t, daemon.TakeOver(ask))
+				if now, err := daemon.State(); err != nil || now != StateOurs {
+					t.Fatalf("taken over again, the file is %s %v", now, err)
+				}
+			}
+			_, err := h.manager(t, nil).Suspend()
+			must(t, err)
+			_, err = daemon.Restore()
+			must(t, err)
+			same("restored by the daemon")
+			h.clean(t)
+
+			must(t, daemon.TakeOver(ask))
+			_, err = h.manager(t, nil).Suspend()
+			must(t, err)
+			_, err = h.manager(t, nil).Restore()
+			must(t, err)
+			same("restored by somebody else")
+			h.clean(t)
+		})
+	}
+}

@@ -211,11 +211,7 @@ func (j *Journal) Begin(h Header) error {
 		h.AttachID = strings.ToLower(rand.Text())
 	}
 	if h.BootID == "" {
-		// Only for telling a reboot from a restart, so a host without it passes.
-		id, err := j.fs.ReadFile("/proc/sys/kernel/random/boot_id", 64)
-		if err == nil {
-			h.BootID = strings.TrimSpace(string(id))
-		}
+		h.BootID = j.bootID()
 	}
 	if h.Since.IsZero() {
 		h.Since = time.Now().UTC().Truncate(time.Millisecond)
@@ -224,6 +220,24 @@ func (j *Journal) Begin(h Header) error {
 		b.Header = h
 		return true
 	})
+}
+
+// bootID is only for telling a reboot from a restart, so a host without it
+// passes: it is "" there.
+func (j *Journal) bootID() string {
+	id, err := j.fs.ReadFile("/proc/sys/kernel/random/boot_id", 64)
+	if err != nil {
+		return ""
+	}
+	return strings.TrimSpace(string(id))
+}
+
+// Rebooted reports whether the host was started again since the header was
+// written: what was changed in the kernel is gone. It is false where that can't
+// be told.
+func (j *Journal) Rebooted() bool {
+	then, now := j.Header().BootID, j.bootID()
+	return then != "" && now != "" && then != now
 }
 
 // Record adds a change, durably, before the caller makes it. If that kind and

@@ -58,6 +58,19 @@ func TestJournalOpenWritesNothing(t *testing.T) {
 	}
 }
 
+func TestJournalRebooted(t *testing.T) {
+	for bootID, want := range map[string]bool{"": false, "00000000-0000-4000-8000-000000000000": true} {
+		j := mustOpen(t, t.TempDir())
+		if j.Rebooted() {
+			t.Error("an empty journal tells of a reboot")
+		}
+		must(t, j.Begin(Header{BootID: bootID}))
+		if got := j.Rebooted(); got != want {
+			t.Errorf("written in boot %q: rebooted is %v", bootID, got)
+		}
+	}
+}
+
 func TestJournalRoundTrip(t *testing.T) {
 	defer syscall.Umask(syscall.Umask(0o077))
 	dir := filepath.Join(t.TempDir(), "a", "b")

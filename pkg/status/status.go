@@ -31,6 +31,7 @@ type Report struct {
 	Discovery  *Discovery          `json:"discovery,omitempty" yaml:"discovery,omitempty"`
 	Reasons    map[string]Reasons  `json:"reasons,omitempty" yaml:"reasons,omitempty"`
 	Kubeconfig string              `json:"kubeconfig,omitempty" yaml:"kubeconfig,omitempty"`
+	Guardian   *Guardian           `json:"guardian,omitempty" yaml:"guardian,omitempty"`
 }
 
 // Resolver is the state of resolv.conf.
@@ -46,6 +47,14 @@ type Resolver struct {
 	OwnerReasons []string `json:"owner_reasons,omitempty" yaml:"owner_reasons,omitempty"`
 	// Skipped are servers and lines of the file that are not used, each with the reason.
 	Skipped []string `json:"skipped,omitempty" yaml:"skipped,omitempty"`
+}
+
+// Guardian is the process that restores the resolver file when the daemon dies or hangs.
+type Guardian struct {
+	PID      int        `json:"pid,omitempty" yaml:"pid,omitempty"`
+	Restarts int        `json:"restarts" yaml:"restarts"` // since attach, after it was killed
+	Restored *time.Time `json:"restored,omitempty" yaml:"restored,omitempty"`
+	Outcome  []string   `json:"outcome,omitempty" yaml:"outcome,omitempty"` // of that
 }
 
 // Datapath is what is in the kernel.
@@ -201,6 +210,9 @@ func (r Report) writeTable(w io.Writer) error {
 			names = append(names, zone.Name)
 		}
 		row("ZONES", orDash(names))
+		if r.Guardian != nil && r.Guardian.PID != 0 {
+			row("GUARDIAN", fmt.Sprintf("pid %d, started again %d times", r.Guardian.PID, r.Guardian.Restarts))
+		}
 	}
 	if r.Discovery != nil {
 		row("DISCOVERY", r.Discovery.line())

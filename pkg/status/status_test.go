@@ -50,7 +50,8 @@ func reports() map[string]Report {
 				Service: "kube-system/kube-dns", Updated: since.Add(time.Minute),
 				Notes: []string{"not allowed to read nodes: the reverse zones of pods are not known"},
 			},
-			Reasons: map[string]Reasons{"host": {"steered": 1000, "passed_external": 300}},
+			Reasons:  map[string]Reasons{"host": {"steered": 1000, "passed_external": 300}},
+			Guardian: &Guardian{PID: 4712, Restarts: 1},
 		},
 		"unhealthy": {
 			Attached: true, Problems: []string{"no endpoint is healthy", "the forwarder does not answer"}, Topology: "native-linux",
@@ -66,7 +67,7 @@ func reports() map[string]Report {
 				State: "transparent", File: "/etc/resolv.conf", Owner: "systemd-resolved (stub)",
 				Upstreams: []string{"127.0.0.53:53"}, SteeredAt: []string{"127.0.0.53"},
 			},
-			Zones: []Zone{{"cluster.local", "cluster"}}, Endpoints: []Endpoint{},
+			Zones: []Zone{{Name: "cluster.local", Group: "cluster", Source: "default"}}, Endpoints: []Endpoint{},
 			Counters: map[string]Counters{"host": {}, "transparent": {Steered: 5, Replied: 5, Answered: 1, Passed: 30}},
 		},
 		"detached": {

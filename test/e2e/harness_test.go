@@ -145,6 +145,11 @@ type report struct {
 	Healthy  bool     `json:"healthy"`
 	PID      int      `json:"pid"`
 	Problems []string `json:"problems"`
+	Guardian struct {
+		PID      int        `json:"pid"`
+		Restarts int        `json:"restarts"`
+		Restored *time.Time `json:"restored"`
+	} `json:"guardian"`
 	Resolver struct {
 		State     string   `json:"state"`
 		File      string   `json:"file"`
@@ -204,24 +209,40 @@ func (h *host) signal(name string, pid int) {
 	must(h.t, h.Host(), "sh", "-c", "kill -"+name+" "+strconv.Itoa(pid))
 }
 
-// kill ends the daemon as the kernel's memory killer would, and waits until it is gone.
+// kill ends the daemon as the kernel's memory killer would, and waits until it is gone, and its guardian too: that one
+// has put the resolver file back then.
 func (h *host) kill() {
 	h.t.Helper()
-	pid := h.status().PID
-	if pid == 0 {
+	r := h.status()
+	if r.PID == 0 {
 		h.t.Fatal("no daemon to kill")
 	}
-	h.signal("KILL", pid)
-	eventually(h.t, "the killed daemon is gone", func() error {
+	h.signal("KILL", r.PID)
+	h.ended(r.PID, r.Guardian.PID)
+}
+
+// killBoth ends the daemon and its guardian at once, so that neither can do anything about it.
+func (h *host) killBoth() {
+	h.t.Helper()
+	r := h.status()
+	if r.PID == 0 || r.Guardian.PID == 0 {
+		h.t.Fatalf("no daemon or no guardian to kill: %+v", r)
+	}
+	must(h.t, h.Host(), "sh", "-c", fmt.Sprintf("kill -STOP %[1]d %[2]d; kill -KILL %[1]d %[2]d", r.PID, r.Guardian.PID))
+	h.ended(r.PID, r.Guardian.PID)
+}
+
+// ended waits until processes of host0 are gone. A process 0 is none.
+func (h *host) ended(pids ...int) {
+	h.t.Helper()
+	eventually(h.t, fmt.Sprintf("the processes %v are gone", pids), func() error {
 		return h.Host().Do(func() error {
-			_, err := os.Stat("/proc/" + strconv.Itoa(pid))
-			switch {
-			case errors.Is(err, fs.ErrNotExist):
-				return nil
-			case err == nil:
-				return errors.New("it is there")
+			for _, pid := range pids {
+				if _, err := os.Stat("/proc/" + strconv.Itoa(pid)); !errors.Is(err, fs.ErrNotExist) {
+					return fmt.Errorf("%d is there: %v", pid, err)
+				}
 			}
-			return err
+			return nil
 		})
 	})
 }

@@ -21,7 +21,7 @@ var rooms = map[string][]string{
 	"pkg/config":               {},
 	"pkg/daemon":               {"pkg/config", "pkg/datapath", "pkg/diagnose", "pkg/discovery", "pkg/forwarder", "pkg/netdev", "pkg/resolvconf", "pkg/state", "pkg/status"},
 	"pkg/datapath":             {},
-	"pkg/diagnose":             {},
+	"pkg/diagnose":             {"pkg/config"},
 	"pkg/discovery":            {},
 	"pkg/forwarder":            {},
 	"pkg/internal/archtest":    {},

@@ -1,0 +1,32 @@
+//go:build linux
+
+package main
+
+import (
+	"bytes"
+	"os"
+	"runtime/debug"
+
+	"go.uber.org/zap/zapcore"
+
+	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/daemon"
+)
+
+// runGuardian is the process that the daemon starts beside itself.
+func runGuardian(args []string) error {
+	c, err := daemon.ParseGuardian(args)
+	if err != nil {
+		return usageError{err}
+	}
+	var memory bytes.Buffer
+	log, err := newLoggerTo(zapcore.AddSync(&memory), c.LogLevel)
+	if err != nil {
+		return usageError{err}
+	}
+	// What all packages of this program made at their start is not needed here.
+	debug.FreeOSMemory()
+	return daemon.Guard(c, log, func() {
+		// Who reads it may be gone.
+		_, _ = memory.WriteTo(os.Stderr)
+	})
+}

@@ -1,0 +1,400 @@
+//go:build linux
+
+package daemon
+
+import (
+	"encoding/json"
+	"errors"
+	"flag"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"go.uber.org/zap"
+	"golang.org/x/sys/unix"
+
+	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/config"
+	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/resolvconf"
+	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/state"
+)
+
+// The guardian is a second process of this program that waits for the daemon's death. It puts the resolver file back
+// when the daemon has died, whatever killed it, and when it hangs. It leaves programs, pins and sysctls as they are: the
+// kernel goes on steering, and the next attach takes over.
+//
+// Daemon and guardian hold the two ends of a stream socket. It is the lifeline: the kernel closes it with either of them.
+
+// GuardianCommand is the command by which this program is started as a guardian. It is the daemon's alone.
+const GuardianCommand = "guardian"
+
+// What daemon and guardian tell each other, one octet each.
+const (
+	sayAlive    = 'L' // daemon: a sign of life of its main loop; to be answered
+	sayPause    = 'P' // daemon: there will be no more signs of life, only its death counts
+	sayGoodbye  = 'Q' // daemon: an orderly end, there is nothing to do
+	sayReady    = 'G' // guardian: I am watching
+	sayHeard    = 'A' // guardian: the answer to a sign of life
+	sayRestored = 'R' // guardian: you seemed to hang, the original is in place
+)
+
+const (
+	// hangLimit is how many heartbeats in a row may fail to come until the daemon is taken for hanging. It is more than
+	// heartbeatLimit: by then the kernel has the fallback already, and nobody waits for the file.
+	hangLimit = 5
+
+	// guardianPoll is how often a guardian looks again for the lock that somebody else has.
+	guardianPoll = 20 * time.Millisecond
+
+	// The descriptors that a guardian is started with (the first after standard error).
+	lifelineFD = 3
+	pidFD      = 4 // of the daemon, pidfd_open(2)
+
+	// guardianComm is a guardian's name in lists of processes. It must not look like a daemon's, see isDaemon.
+	guardianComm = "k2s-guardian"
+)
+
+// guardianRecord is the file, in the run directory, by which a guardian tells who it is and what it has done.
+type guardianRecord struct {
+	PID      int        `json:"pid"`
+	Daemon   int        `json:"daemon"`
+	Restored *time.Time `json:"restored,omitempty"`
+	Hangs    bool       `json:"hangs,omitempty"` // the daemon was not dead then
+	Outcome  []string   `json:"outcome,omitempty"`
+}
+
+func guardianFile(c config.Config) string { return filepath.Join(c.RunDir, "guardian.json") }
+
+func readGuardianRecord(c config.Config) (guardianRecord, error) {
+	var record guardianRecord
+	content, err := os.ReadFile(guardianFile(c))
+	if err != nil {
+		return record, err
+	}
+	return record, json.Unmarshal(content, &record)
+}
+
+// guardianArgs are the arguments by which a guardian learns what it guards.
+func guardianArgs(c config.Config) []string {
+	return []string{GuardianCommand, "--resolv-conf", c.ResolvConf, "--state-dir", c.StateDir, "--run-dir", c.RunDir,
+		"--log-level", c.LogLevel}
+}
+
+// ParseGuardian is the other end of guardianArgs.
+func ParseGuardian(args []string) (config.Config, error) {
+	c := config.Default()
+	flags := flag.NewFlagSet(GuardianCommand, flag.ContinueOnError)
+	flags.SetOutput(new(strings.Builder)) // the error says it
+	flags.StringVar(&c.ResolvConf, "resolv-conf", c.ResolvConf, "")
+	flags.StringVar(&c.StateDir, "state-dir", c.StateDir, "")
+	flags.StringVar(&c.RunDir, "run-dir", c.RunDir, "")
+	flags.StringVar(&c.LogLevel, "log-level", c.LogLevel, "")
+	if err := flags.Parse(args); err != nil {
+		return c, err
+	}
+	return c, c.Validate()
+}
+
+// guardian is the state of that process.
+type guardian struct {
+	config config.Config
+	log    *zap.Logger
+	flush  func() // writes the log out
+
+	record   guardianRecord
+	watching bool // signs of life are expected
+	silent   int  // heartbeats that did not come
+	hangs    bool // and the file has been put back for that
+	failure  string
+}
+
+// Guard is the guardian's main function: it returns when there is nothing left to guard. The log should go to memory,
+// and flush write it out: a reader of standard error that has stopped reading must not hold up the restoration.
+func Guard(c config.Config, log *zap.Logger, flush func()) error {
+	// They are meant for the daemon, which tells us what it made of them; and whoever reads our log may be gone.
+	signal.Ignore(unix.SIGHUP, unix.SIGINT, unix.SIGTERM, unix.SIGPIPE)
+	for _, fd := range []int{lifelineFD, pidFD} {
+		if _, err := unix.FcntlInt(uintptr(fd), unix.F_GETFD, 0); err != nil {
+			return fmt.Errorf("%s: it is started by the daemon alone: use k2s-dnsbpf attach", GuardianCommand)
+		}
+		unix.CloseOnExec(fd)
+	}
+	g := &guardian{config: c, log: log, flush: flush, record: guardianRecord{PID: os.Getpid(), Daemon: os.Getppid()}}
+	g.disguise()
+	g.save()
+	if err := tell(lifelineFD, sayReady); err != nil {
+		g.log.Warn("the daemon can't be told that its guardian is here", zap.Error(err))
+	}
+	g.flush()
+	died, err := g.watch()
+	if died {
+		g.outlive()
+	}
+	g.flush()
+	return err
+}
+
+// disguise makes the process what it should be to others: known by name, and the last that the kernel's memory killer
+// takes. Neither is worth an error: in a container the second may not be allowed.
+func (g *guardian) disguise() {
+	for path, value := range map[string]string{"/proc/self/comm": guardianComm, "/proc/self/oom_score_adj": "-1000"} {
+		if err := os.WriteFile(path, []byte(value), 0o644); err != nil {
+			g.log.Debug("guardian", zap.String("path", path), zap.Error(err))
+		}
+	}
+}
+
+// tell says one thing over a lifeline and never blocks: who doesn't read is not waited for.
+func tell(fd int, what byte) error {
+	for {
+		err := unix.Send(fd, []byte{what}, unix.MSG_DONTWAIT|unix.MSG_NOSIGNAL)
+		if !errors.Is(err, unix.EINTR) {
+			return err
+		}
+	}
+}
+
+// watch waits for the daemon's end. died is false if it was an orderly one.
+func (g *guardian) watch() (died bool, err error) {
+	for {
+		// A second at a time: after a time in which nobody ran, such as a frozen control group, the daemon gets the time
+		// to say something.
+		timeout := -1
+		if g.watching {
+			timeout = int(heartbeat.Milliseconds())
+		}
+		fds := []unix.PollFd{{Fd: lifelineFD, Events: unix.POLLIN}, {Fd: pidFD, Events: unix.POLLIN}}
+		n, err := unix.Poll(fds, timeout)
+		switch {
+		case errors.Is(err, unix.EINTR):
+			continue
+		case err != nil:
+			return false, fmt.Errorf("wait for the daemon: %w", err)
+		case n == 0:
+			g.silence()
+			continue
+		}
+		// What it said before it died comes first.
+		goodbye, closed := false, false
+		if fds[0].Revents != 0 {
+			goodbye, closed = g.listen()
+		}
+		if goodbye {
+			return false, nil
+		}
+		if closed || fds[1].Revents != 0 {
+			return true, nil
+		}
+	}
+}
+
+// listen takes what the daemon says.
+func (g *guardian) listen() (goodbye, closed bool) {
+	buffer := make([]byte, 64)
+	for {
+		n, _, err := unix.Recvfrom(lifelineFD, buffer, unix.MSG_DONTWAIT)
+		switch {
+		case errors.Is(err, unix.EINTR):
+			continue
+		case errors.Is(err, unix.EAGAIN):
+			return false, false
+		case err != nil || n == 0:
+			return false, true
+		}
+		for _, what := range buffer[:n] {
+			switch what {
+			case sayAlive:
+				g.hear()
+			case sayPause:
+				g.watching = false
+			case sayGoodbye:
+				return true, false
+			}
+		}
+	}
+}
+
+// hear takes a sign of life.
+func (g *guardian) hear() {
+	g.watching, g.silent = true, 0
+	if err := tell(lifelineFD, sayHeard); err != nil {
+		g.log.Debug("no answer to a sign of life", zap.Error(err))
+	}
+	if !g.hangs {
+		return
+	}
+	g.hangs, g.record.Restored, g.record.Hangs, g.record.Outcome = false, nil, false, nil
+	g.log.Warn("the daemon runs again", zap.Int("pid", g.record.Daemon))
+	g.save()
+	g.flush()
+}
+
+// silence counts a heartbeat that did not come, and puts the file back if it is one too many. The daemon has the lock and
+// the journal open, so the record stays for it: when it runs again it takes the file over again.
+func (g *guardian) silence() {
+	if g.silent++; g.silent < hangLimit || g.hangs {
+		return
+	}
+	defer g.flush()
+	done, err := suspendResolver(g.config, g.log)
+	if err != nil {
+		g.fail("the daemon hangs", err)
+		return
+	}
+	g.hangs = true
+	g.restored("the daemon hangs", done)
+	if err := tell(lifelineFD, sayRestored); err != nil {
+		g.log.Debug("the daemon can't be told", zap.Error(err))
+	}
+}
+
+// outlive puts the file back after the daemon's death. It gives up only when there is nothing left to do, or when another
+// guardian has the task.
+func (g *guardian) outlive() {
+	for g.needed() {
+		lock, err := state.TryLock(filepath.Join(g.config.RunDir, lockFile))
+		if errors.Is(err, state.ErrLocked) {
+			// A restore or a detach is at work, or an attach that will have a guardian of its own.
+			if g.replaced() {
+				return
+			}
+			time.Sleep(guardianPoll)
+			continue
+		}
+		if err != nil {
+			g.log.Warn("no lock: restoring without it", zap.Error(err))
+		}
+		done, err := restoreUnlocked(g.config, g.log)
+		if err == nil {
+			g.hangs = false
+			g.restored("the daemon is dead", done)
+			_ = lock.Unlock()
+			return
+		}
+		_ = lock.Unlock()
+		g.fail("the daemon is dead", err)
+		g.flush()
+		time.Sleep(restoreRetry)
+	}
+}
+
+// needed looks without a lock whether there is anything to put back: who came before us may have done so and gone, and
+// nothing must come up again that is gone.
+func (g *guardian) needed() bool {
+	journal, err := state.Open(g.config.StateDir)
+	if err != nil {
+		return true
+	}
+	if len(resolvconf.RecordedPaths(journal)) > 0 {
+		return true
+	}
+	manager, err := resolvconf.New(resolvconf.Options{Path: g.config.ResolvConf, StateDir: g.config.StateDir, Journal: journal})
+	if err != nil {
+		return true
+	}
+	now, err := manager.State()
+	return err != nil || now == resolvconf.StateOurs
+}
+
+// replaced reports whether another guardian has come since.
+func (g *guardian) replaced() bool {
+	record, err := readGuardianRecord(g.config)
+	return err == nil && record.PID != g.record.PID
+}
+
+func (g *guardian) restored(why string, done []string) {
+	now := time.Now().UTC().Truncate(time.Millisecond)
+	g.record.Restored, g.record.Hangs, g.record.Outcome = &now, g.hangs, done
+	g.log.Warn("guardian: "+why, zap.Int("pid", g.record.Daemon), zap.Strings("done", done))
+	g.save()
+}
+
+// fail logs a failure, once for many.
+func (g *guardian) fail(why string, err error) {
+	if text := err.Error(); text != g.failure {
+		g.failure = text
+		g.log.Error("guardian: "+why+": resolver not restored, trying on", zap.Error(err))
+	}
+}
+
+// save writes the record. Without it, only status knows less.
+func (g *guardian) save() {
+	content, err := json.Marshal(g.record)
+	if err == nil {
+		err = state.WriteFile(guardianFile(g.config), append(content, '\n'), 0o644)
+	}
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		g.log.Warn("guardian: its record is not written", zap.Error(err))
+	}
+}
+
+// isGuardian tells a guardian that has the lock from a daemon.
+func isGuardian(pid int) bool {
+	name, err := os.ReadFile(fmt.Sprintf("/proc/%d/comm", pid))
+	return err == nil && strings.TrimSpace(string(name)) == guardianComm
+}
+
+// restoreUnlocked puts the resolver file back and forgets its record. The caller has the lock, or knows that nobody else
+// can.
+func restoreUnlocked(c config.Config, log *zap.Logger) ([]string, error) {
+	journal, err := openJournal(c, log)
+	if err != nil {
+		return nil, err
+	}
+	done, err := restoreResolver(c, journal, log)
+	if err == nil && journal.Rebooted() {
+		err = forgetKernel(journal)
+	}
+	if err == nil && journal.Empty() {
+		err = journal.Clear()
+	}
+	if errors.Is(err, resolvconf.ErrRecordKept) || errors.Is(err, unix.EROFS) && !stillOurs(c, journal) {
+		// DNS is well again, which is all that this is about. Who can write there finds the rest.
+		log.Warn("what is recorded of the resolver file stays in the journal", zap.Error(err))
+		err = nil
+	}
+	return done, err
+}
+
+func stillOurs(c config.Config, journal *state.Journal) bool {
+	manager, err := resolvconf.New(resolvconf.Options{Path: c.ResolvConf, StateDir: c.StateDir, Journal: journal})
+	if err != nil {
+		return true
+	}
+	now, err := manager.State()
+	return err != nil || now == resolvconf.StateOurs
+}
+
+// forgetKernel forgets what a reboot has undone: programs, pins and sysctls do not outlive the kernel.
+func forgetKernel(journal *state.Journal) error {
+	var errs []error
+	for _, change := range journal.Changes() {
+		if slices.Contains(undoOrder, change.Kind) {
+			errs = append(errs, journal.Forget(change.Kind, change.Name))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// suspendResolver puts the file back beside a daemon that hangs, which has the journal open.
+func suspendResolver(c config.Config, log *zap.Logger) ([]string, error) {
+	journal, err := state.Open(c.StateDir)
+	if err != nil {
+		return nil, err
+	}
+	manager, err := resolvconf.New(resolvconf.Options{
+		Path: c.ResolvConf, StateDir: c.StateDir, Journal: journal, Logger: log.Named("resolver"),
+	})
+	if err != nil {
+		return nil, err
+	}
+	outcome, err := manager.Suspend()
+	if err != nil {
+		return nil, err
+	}
+	return outcomeLines(c.ResolvConf, outcome), nil
+}

@@ -1,0 +1,28 @@
+//go:build linux
+
+package daemon
+
+import (
+	"testing"
+
+	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/config"
+)
+
+// TestGuardianArguments: what a guardian guards is what its daemon has.
+func TestGuardianArguments(t *testing.T) {
+	c := config.Default()
+	c.ResolvConf, c.StateDir, c.RunDir, c.LogLevel = "/a/resolv.conf", "/b", "/c d", "debug"
+	args := guardianArgs(c)
+	if args[0] != GuardianCommand {
+		t.Errorf("the command is %q", args[0])
+	}
+	got, err := ParseGuardian(args[1:])
+	if err != nil || !sameSettings(got, c) {
+		t.Errorf("%v became %+v %v", args, got, err)
+	}
+	for _, bad := range [][]string{{"--nope"}, {"--state-dir", "relative"}, {"--run-dir"}} {
+		if _, err := ParseGuardian(bad); err == nil {
+			t.Errorf("%v is taken", bad)
+		}
+	}
+}

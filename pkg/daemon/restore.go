@@ -1,0 +1,85 @@
+//go:build linux
+
+package daemon
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"os"
+	"path/filepath"
+	"time"
+
+	"go.uber.org/zap"
+	"golang.org/x/sys/unix"
+
+	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/config"
+	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/resolvconf"
+	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/state"
+	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/status"
+)
+
+// ErrInUse is returned by Restore beside a daemon that works: it would take the file over again.
+var ErrInUse = errors.New("the daemon is attached and needs its resolver file")
+
+// Restore puts the resolver configuration back and touches nothing else. It needs no daemon: only the journal, or what
+// is parked beside the file. Beside a daemon that hangs it does the same as that one's guardian; beside one that works it
+// changes nothing and fails with ErrInUse.
+func Restore(ctx context.Context, c config.Config, log *zap.Logger) (done []string, err error) {
+	if err := CheckPrivilege("restore"); err != nil {
+		return nil, err
+	}
+	ctx, cancel := context.WithTimeout(ctx, stopTimeout)
+	defer cancel()
+	for {
+		lock, err := state.TryLock(filepath.Join(c.RunDir, lockFile))
+		switch {
+		case err == nil:
+			done, err := restoreUnlocked(c, log)
+			return done, errors.Join(err, unlockAndLeave(c, lock))
+		case !errors.Is(err, state.ErrLocked):
+			// A read-only /run, or none. Whoever might have it had to write there, too.
+			log.Warn("no lock: restoring without it", zap.Error(err))
+			return restoreUnlocked(c, log)
+		}
+		if decided, done, err := restoreBeside(ctx, c, log); decided {
+			return done, err
+		}
+		select {
+		case <-ctx.Done():
+			return nil, fmt.Errorf("restore: %w", ErrNotServing)
+		case <-time.After(guardianPoll):
+		}
+	}
+}
+
+// restoreBeside decides what to do while somebody else has the lock. It decides nothing if that one is an attach, a
+// detach, a restore or a guardian at work.
+func restoreBeside(ctx context.Context, c config.Config, log *zap.Logger) (decided bool, done []string, err error) {
+	var report status.Report
+	err = callDaemon(ctx, c, http.MethodGet, "/status", nil, &report)
+	switch {
+	case err == nil && report.Resolver.State == string(resolvconf.StateOriginal):
+		return true, nil, nil
+	case err == nil:
+		return true, nil, fmt.Errorf("restore: %w (process %d): run k2s-dnsbpf detach, which restores it first", ErrInUse, report.PID)
+	case errors.Is(err, os.ErrNotExist), errors.Is(err, unix.ECONNREFUSED):
+		return false, nil, nil
+	}
+	log.Warn("the daemon does not answer: restoring beside it", zap.Error(err))
+	done, err = suspendResolver(c, log)
+	return true, done, err
+}
+
+// unlockAndLeave gives the lock back, and leaves no run directory behind that a restore has made. What a dead daemon left
+// there stays for the next attach or detach.
+func unlockAndLeave(c config.Config, lock *state.Locked) error {
+	if err := lock.Remove(); err != nil {
+		return err
+	}
+	if err := os.Remove(c.RunDir); err != nil && !errors.Is(err, os.ErrNotExist) && !errors.Is(err, unix.ENOTEMPTY) {
+		return fmt.Errorf("remove run directory: %w", err)
+	}
+	return nil
+}
