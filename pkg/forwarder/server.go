@@ -28,9 +28,10 @@ const (
 	DefaultMaxConns = 512
 )
 
-// drainWindow is how long UDP sockets are read on after Shutdown: queries that
-// the kernel has queued already are answered, and those of programs that have
-// read a resolver configuration with our address just before it was restored.
+// drainWindow is how long sockets are served on after Shutdown: queries and
+// connections that the kernel has queued already are answered, and those of
+// programs that have read a resolver configuration with our address just before
+// it was restored.
 const drainWindow = 100 * time.Millisecond
 
 // Options configure a Server. All may be zero.
@@ -82,15 +83,18 @@ type Server struct {
 	probeCtx     context.Context // ends at the start of Shutdown
 	cancelProbes context.CancelFunc
 
-	closing atomic.Bool
-	wg      sync.WaitGroup // every goroutine of the server
-	drained chan struct{}  // closed when wg is done
+	closing  atomic.Bool
+	drainEnd time.Time      // end of the drain window, set before closing
+	wg       sync.WaitGroup // every goroutine of the server
+	watch    sync.Once      // starts what waits for wg
+	drained  chan struct{}  // closed when wg is done
 
 	mu        sync.Mutex // guards what follows
 	listening bool
 	addrs     []netip.AddrPort
 	udp       []*net.UDPConn
 	tcp       []*net.TCPListener
+	adopted   map[netip.AddrPort]Sockets
 	conns     map[*net.TCPConn]struct{}
 }
 
@@ -123,6 +127,7 @@ func New(opts Options) (*Server, error) {
 		policy:  newHealthPolicy(opts.Timeout),
 		probeID: rand.Text(),
 		drained: make(chan struct{}),
+		adopted: make(map[netip.AddrPort]Sockets),
 		conns:   make(map[*net.TCPConn]struct{}),
 	}
 	// An eighth of all slots for one question is plenty, unless it loops.
@@ -165,6 +170,10 @@ func (s *Server) Listen(ctx context.Context) error {
 		}
 	}
 	s.listening = true
+	for _, sockets := range s.adopted { // of addresses that are not served any more
+		sockets.close()
+	}
+	clear(s.adopted)
 	for _, conn := range s.udp {
 		s.wg.Go(func() { s.serveUDP(conn) })
 	}
@@ -179,11 +188,11 @@ func (s *Server) bind(ctx context.Context, addr netip.AddrPort) error {
 	// The free port that UDP is given may be taken for TCP.
 	const portTries = 16
 	for try := 1; ; try++ {
-		udp, tcp, err := listenBoth(ctx, addr)
+		sockets, err := s.open(ctx, addr)
 		if err == nil {
-			s.udp = append(s.udp, udp)
-			s.tcp = append(s.tcp, tcp)
-			s.addrs = append(s.addrs, unmap(tcp.Addr().(*net.TCPAddr).AddrPort()))
+			s.udp = append(s.udp, sockets.UDP)
+			s.tcp = append(s.tcp, sockets.TCP)
+			s.addrs = append(s.addrs, sockets.addr())
 			return nil
 		}
 		if addr.Port() != 0 || !errors.Is(err, syscall.EADDRINUSE) || try == portTries {
@@ -192,20 +201,20 @@ func (s *Server) bind(ctx context.Context, addr netip.AddrPort) error {
 	}
 }
 
-func listenBoth(ctx context.Context, addr netip.AddrPort) (*net.UDPConn, *net.TCPListener, error) {
+func listenBoth(ctx context.Context, addr netip.AddrPort) (Sockets, error) {
 	var lc net.ListenConfig
 	pc, err := lc.ListenPacket(ctx, "udp", addr.String())
 	if err != nil {
-		return nil, nil, listenError("udp", addr, err)
+		return Sockets{}, listenError("udp", addr, err)
 	}
 	udp := pc.(*net.UDPConn)
 	addr = netip.AddrPortFrom(addr.Addr(), uint16(udp.LocalAddr().(*net.UDPAddr).Port))
 	l, err := lc.Listen(ctx, "tcp", addr.String())
 	if err != nil {
 		udp.Close()
-		return nil, nil, listenError("tcp", addr, err)
+		return Sockets{}, listenError("tcp", addr, err)
 	}
-	return udp, l.(*net.TCPListener), nil
+	return Sockets{UDP: udp, TCP: l.(*net.TCPListener)}, nil
 }
 
 // listenError says which socket, why, and what to do about it.
@@ -236,6 +245,10 @@ func (s *Server) closeSockets() {
 	for _, l := range s.tcp {
 		l.Close()
 	}
+	for _, sockets := range s.adopted {
+		sockets.close()
+	}
+	clear(s.adopted)
 }
 
 // Addrs returns the bound addresses, in the order of Options.Listen, while the
@@ -251,8 +264,8 @@ func (s *Server) ownAddrs() []netip.AddrPort {
 	return append(s.Addrs(), s.opts.Listen...)
 }
 
-// Shutdown takes no more queries, answers those in flight, and closes. If ctx
-// ends before, the rest is given up and Shutdown returns an error; in any case
+// Shutdown takes no more queries than those that are about to come, answers
+// them and those in flight, and closes. If ctx ends before, the rest is given up and Shutdown returns an error; in any case
 // nothing of the server runs any more when it returns. Further calls wait for
 // the same end.
 func (s *Server) Shutdown(ctx context.Context) error {
@@ -281,23 +294,31 @@ func (s *Server) Shutdown(ctx context.Context) error {
 func (s *Server) beginShutdown() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.closing.Swap(true) {
+	if s.closing.Load() {
 		return
 	}
+	s.drainEnd = time.Now().Add(drainWindow)
+	s.closing.Store(true)
 	s.cancelProbes()
 	for _, l := range s.tcp {
-		l.Close()
+		_ = l.SetDeadline(s.drainEnd)
 	}
 	for _, conn := range s.udp {
-		_ = conn.SetReadDeadline(time.Now().Add(drainWindow))
+		_ = conn.SetReadDeadline(s.drainEnd)
 	}
 	for conn := range s.conns {
-		_ = conn.SetReadDeadline(past)
+		_ = conn.SetReadDeadline(s.drainEnd)
 	}
-	go func() {
-		s.wg.Wait()
-		close(s.drained)
-	}()
+	s.watchDrained()
+}
+
+func (s *Server) watchDrained() {
+	s.watch.Do(func() {
+		go func() {
+			s.wg.Wait()
+			close(s.drained)
+		}()
+	})
 }
 
 // acquire takes a slot for a query in flight, if there is one left.

@@ -65,12 +65,11 @@ func TestListenInUse(t *testing.T) {
 				if addr == p.addr {
 					p.close()
 				}
-				udp, tcp, err := listenBoth(t.Context(), addr)
+				sockets, err := listenBoth(t.Context(), addr)
 				if err != nil {
 					t.Fatalf("%v is still bound: %v", addr, err)
 				}
-				udp.Close()
-				tcp.Close()
+				sockets.close()
 			}
 			if err := s.Listen(t.Context()); err != nil {
 				t.Errorf("listening again: %v", err)

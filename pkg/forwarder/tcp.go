@@ -6,6 +6,7 @@ import (
 	"errors"
 	"net"
 	"net/netip"
+	"os"
 	"sync"
 	"time"
 
@@ -25,7 +26,8 @@ const (
 	maxPipelined = 64
 )
 
-// serveTCP accepts connections until l is closed.
+// serveTCP accepts connections until l is closed or, at Shutdown, its deadline
+// has come.
 func (s *Server) serveTCP(l *net.TCPListener) {
 	for {
 		conn, err := l.AcceptTCP()
@@ -35,7 +37,7 @@ func (s *Server) serveTCP(l *net.TCPListener) {
 			conn.Close()
 		case err == nil:
 			s.takeTCP(conn)
-		case errors.Is(err, net.ErrClosed):
+		case errors.Is(err, net.ErrClosed), errors.Is(err, os.ErrDeadlineExceeded):
 			return
 		default: // out of file descriptors, or the client has gone
 			s.log.Debug("tcp accept failed", zap.Stringer("listen", l.Addr()), zap.Error(err))
@@ -49,7 +51,7 @@ func (s *Server) serveTCP(l *net.TCPListener) {
 func (s *Server) takeTCP(conn *net.TCPConn) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.closing.Load() || len(s.conns) >= s.opts.MaxConns {
+	if len(s.conns) >= s.opts.MaxConns {
 		s.counters.connsRefused.Add(1)
 		conn.Close()
 		return
@@ -85,7 +87,7 @@ func (c *clientConn) serve() {
 	for {
 		_ = c.conn.SetReadDeadline(time.Now().Add(idleTimeout))
 		if c.s.closing.Load() { // Shutdown's deadline may have been overwritten
-			return
+			_ = c.conn.SetReadDeadline(c.s.drainEnd)
 		}
 		buf := getBuffer()
 		query, err := readTCP(r, buf)

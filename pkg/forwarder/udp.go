@@ -5,6 +5,7 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"sync"
 	"time"
 
 	"go.uber.org/zap"
@@ -18,15 +19,20 @@ const retryDelay = 5 * time.Millisecond
 const readBuffer = 4 << 20
 
 // serveUDP reads queries from conn until it is closed or, at Shutdown, its
-// read deadline has come.
+// read deadline has come. It closes conn when all its queries are answered.
 func (s *Server) serveUDP(conn *net.UDPConn) {
+	var queries sync.WaitGroup
+	defer func() {
+		queries.Wait()
+		conn.Close()
+	}()
 	_ = conn.SetReadBuffer(readBuffer)
 	buf := make([]byte, maxMessage)
 	for {
 		n, from, err := conn.ReadFromUDPAddrPort(buf)
 		switch {
 		case err == nil:
-			s.takeUDP(conn, buf[:n], from)
+			s.takeUDP(conn, &queries, buf[:n], from)
 		case errors.Is(err, net.ErrClosed), errors.Is(err, os.ErrDeadlineExceeded):
 			return
 		default:
@@ -39,7 +45,7 @@ func (s *Server) serveUDP(conn *net.UDPConn) {
 }
 
 // takeUDP answers one datagram in a goroutine of its own, if there is a slot.
-func (s *Server) takeUDP(conn *net.UDPConn, packet []byte, from netip.AddrPort) {
+func (s *Server) takeUDP(conn *net.UDPConn, queries *sync.WaitGroup, packet []byte, from netip.AddrPort) {
 	if !s.permits(conn.LocalAddr(), from.Addr()) {
 		s.counters.forbidden.Add(1)
 		return
@@ -51,7 +57,7 @@ func (s *Server) takeUDP(conn *net.UDPConn, packet []byte, from netip.AddrPort) 
 	}
 	buf := getBuffer()
 	query := append((*buf)[:0], packet...)
-	s.wg.Go(func() {
+	queries.Go(func() {
 		defer s.release()
 		defer putBuffer(buf)
 		s.replyUDP(conn, s.handle(s.queryCtx, query, from, false), from)
