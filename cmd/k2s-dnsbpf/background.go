@@ -138,12 +138,20 @@ func absolutePaths(c *config.Config) error {
 	return nil
 }
 
+// openLogTries bounds the tries to open the daemon's log, while others end and remove the directory that it is in.
+const openLogTries = 5
+
 // openLog opens the daemon's log. Another attachment's log is not cut: an attach beside it fails and says so.
-func openLog(c config.Config) (*os.File, error) {
-	if err := os.MkdirAll(c.RunDir, 0o755); err != nil {
-		return nil, fmt.Errorf("create run directory: %w", err)
+func openLog(c config.Config) (log *os.File, err error) {
+	for range openLogTries {
+		if err := os.MkdirAll(c.RunDir, 0o755); err != nil {
+			return nil, fmt.Errorf("create run directory: %w", err)
+		}
+		log, err = os.OpenFile(filepath.Join(c.RunDir, daemon.LogFile), os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o640)
+		if !errors.Is(err, os.ErrNotExist) {
+			break
+		}
 	}
-	log, err := os.OpenFile(filepath.Join(c.RunDir, daemon.LogFile), os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o640)
 	if err != nil {
 		return nil, fmt.Errorf("open the daemon's log: %w", err)
 	}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -20,7 +21,7 @@ var ErrLocked = errors.New("locked")
 // errNoHolder means that the lock is held and its file names nobody.
 var errNoHolder = fmt.Errorf("%w by another process", ErrLocked)
 
-// lockAttempts is how often TryLock tries again when nobody is named.
+// lockAttempts is how often TryLock tries again when nobody is named, or when the directory has just been removed.
 const lockAttempts = 5
 
 // lockPoll is how often Lock tries again: flock(2) itself can't be cancelled.
@@ -36,8 +37,9 @@ type Locked struct{ f *os.File }
 func TryLock(path string) (*Locked, error) {
 	for attempt := 0; ; attempt++ {
 		l, err := tryLock(path)
-		if errors.Is(err, errNoHolder) && attempt < lockAttempts {
-			// Somebody who only asks who holds it, see Holder, or who has just got it.
+		if (errors.Is(err, errNoHolder) || errors.Is(err, fs.ErrNotExist)) && attempt < lockAttempts {
+			// Somebody who only asks who holds it, see Holder, or who has just got it; or somebody who, at his end,
+			// removed the directory between our making it and the file.
 			time.Sleep(lockPoll)
 			continue
 		}
