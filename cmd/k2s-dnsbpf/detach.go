@@ -4,9 +4,11 @@ package main
 
 import (
 	"fmt"
+	"time"
 
 	"github.com/spf13/cobra"
 
+	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/config"
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/daemon"
 )
 
@@ -14,10 +16,14 @@ func newDetachCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "detach",
 		Short: "Put everything back as it was before attach",
-		Args:  noArgs,
+		Long: `Put everything back as it was before attach, and return. The daemon lingers for a while: it answers on, for programs
+that have not read the resolver configuration again. An attach in that time takes over from it without a gap.`,
+		Args: noArgs,
 	}
 	var dryRun bool
 	s := newSettings(cmd)
+	bind(s, s.names.DurationVar, "linger", func(c *config.Config) *time.Duration { return &c.Linger },
+		"how long the daemon answers on at least, 0 for not at all; it ends when nobody has asked it for half of that, or after six times as long")
 	cmd.Flags().BoolVar(&dryRun, "dry-run", false, "say what would be done, and change nothing")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		c, log, err := s.configAndLogger()

@@ -23,11 +23,15 @@ const (
 	DefaultBPFFS      = "/sys/fs/bpf/k2s-dnsbpf"
 	DefaultZone       = "cluster.local"
 	DefaultWait       = 30 * time.Second
+	DefaultLinger     = 10 * time.Second
 	DefaultLogLevel   = "info"
 
 	// DNSPort is the port of every listener, and of an endpoint or upstream without one (RFC 1035 section 4.2).
 	DNSPort = 53
 )
+
+// maxLinger is more than any resolver keeps what it has read, and occupies port 53 for long enough.
+const maxLinger = time.Hour
 
 // DefaultKubeSwitchAddress is the host's address on K2s's KubeSwitch. It is listened on if an interface has it.
 var DefaultKubeSwitchAddress = netip.AddrFrom4([4]byte{172, 19, 1, 1})
@@ -84,6 +88,7 @@ type Config struct {
 	OverrideImmutable  bool               `yaml:"overrideImmutable" json:"overrideImmutable,omitempty"`
 	BPF                bool               `yaml:"bpf" json:"bpf"`
 	Wait               time.Duration      `yaml:"wait" json:"wait"`
+	Linger             time.Duration      `yaml:"linger" json:"linger"`
 	ResolvConf         string             `yaml:"resolvConf" json:"resolvConf"`
 	StateDir           string             `yaml:"stateDir" json:"stateDir"`
 	RunDir             string             `yaml:"runDir" json:"runDir"`
@@ -115,6 +120,7 @@ func Default() Config {
 		OverrideImmutable:  false, // and so is one that chattr +i protects
 		BPF:                true,
 		Wait:               DefaultWait,
+		Linger:             DefaultLinger,
 		ResolvConf:         DefaultResolvConf,
 		StateDir:           DefaultStateDir,
 		RunDir:             DefaultRunDir,
@@ -159,6 +165,9 @@ func (c Config) Validate() error {
 	}
 	if c.Wait <= 0 {
 		return fmt.Errorf("wait %s: %w: give a time above zero, such as %s", c.Wait, ErrInvalid, DefaultWait)
+	}
+	if c.Linger < 0 || c.Linger > maxLinger {
+		return fmt.Errorf("linger %s: %w: give a time up to %s, such as %s, or 0 not to", c.Linger, ErrInvalid, maxLinger, DefaultLinger)
 	}
 	for key, file := range map[string]string{
 		"resolvConf": c.ResolvConf, "stateDir": c.StateDir, "runDir": c.RunDir, "bpffs": c.BPFFS,

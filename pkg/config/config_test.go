@@ -84,6 +84,8 @@ func TestValidate(t *testing.T) {
 		"port 0":             {func(c *Config) { c.DNSEndpoints = servers("10.0.0.1:0") }, "10.0.0.1:0"},
 		"no wait":            {func(c *Config) { c.Wait = 0 }, "wait"},
 		"negative wait":      {func(c *Config) { c.Wait = -time.Second }, "-1s"},
+		"negative linger":    {func(c *Config) { c.Linger = -time.Second }, "linger -1s"},
+		"linger for ever":    {func(c *Config) { c.Linger = 61 * time.Minute }, "1h0m0s"},
 		"relative resolv":    {func(c *Config) { c.ResolvConf = "resolv.conf" }, "resolvConf"},
 		"relative state":     {func(c *Config) { c.StateDir = "./state" }, "stateDir"},
 		"relative run":       {func(c *Config) { c.RunDir = "" }, "runDir"},
@@ -147,6 +149,7 @@ upstreams: ["[2001:db8::1]:54"]
 resolver: none
 bpf: true
 wait: 1m30s
+linger: 0s
 resolvConf: /run/resolv.conf
 stateDir: /run/state
 runDir: /run/run
@@ -220,7 +223,7 @@ func TestLoadErrors(t *testing.T) {
 // YAML names no key where a value is wrong.
 func TestLoadErrorsNameKey(t *testing.T) {
 	for _, key := range []string{
-		"upstreams", "dnsEndpoints", "podCIDRs", "serviceCIDRs", "kubeswitchAddress", "wait", "bpf", "logLevel", "zones",
+		"upstreams", "dnsEndpoints", "podCIDRs", "serviceCIDRs", "kubeswitchAddress", "wait", "linger", "bpf", "logLevel", "zones",
 	} {
 		text := "topology: native-linux\n" + key + ":\n  -\n    - {}\nrunDir: /run\n"
 		if _, err := Load(writeFile(t, text), true); err == nil || !strings.Contains(err.Error(), "key "+key+": ") {

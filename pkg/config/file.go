@@ -36,6 +36,7 @@ type fileConfig struct {
 	OverrideImmutable  *bool               `yaml:"overrideImmutable"`
 	BPF                *bool               `yaml:"bpf"`
 	Wait               *durationText       `yaml:"wait"`
+	Linger             *durationText       `yaml:"linger"`
 	ResolvConf         *string             `yaml:"resolvConf"`
 	StateDir           *string             `yaml:"stateDir"`
 	RunDir             *string             `yaml:"runDir"`
@@ -167,6 +168,9 @@ func (f fileConfig) apply(c *Config) {
 	set(&c.LogLevel, f.LogLevel)
 	if f.Wait != nil {
 		c.Wait = time.Duration(*f.Wait)
+	}
+	if f.Linger != nil {
+		c.Linger = time.Duration(*f.Linger)
 	}
 	if f.KubeSwitchAddress != nil {
 		c.KubeSwitchAddress = netip.Addr(*f.KubeSwitchAddress).Unmap()

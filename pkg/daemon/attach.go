@@ -62,8 +62,8 @@ func (d *Daemon) attach(ctx context.Context) error {
 	return nil
 }
 
-// check reads and judges everything, and binds the sockets, which nobody sees until they are asked. It changes nothing
-// on the host.
+// check reads and judges everything, and binds the sockets, which nobody sees until they are asked, or takes them over
+// from a daemon that lingers. It changes nothing on the host.
 func (d *Daemon) check(ctx context.Context) (discovery.Snapshot, error) {
 	var none discovery.Snapshot
 	if err := d.findListeners(); err != nil {
@@ -86,15 +86,30 @@ func (d *Daemon) check(ctx context.Context) (discovery.Snapshot, error) {
 		return none, err
 	}
 	d.forwarder = server
-	// Before the first snapshot: names outside the cluster are answered from the first packet on.
-	if err := d.forwarder.SetRoutes(d.routes(d.routing.zonesOf(discovery.Snapshot{}), nil)); err != nil {
+	if err := d.inherit(); err != nil {
 		return none, err
 	}
-	if err := d.forwarder.Listen(ctx); err != nil {
-		return none, err
+	if d.predecessor == nil {
+		// Before the first snapshot: names outside the cluster are answered from the first packet on.
+		if err := d.listenWith(ctx, discovery.Snapshot{}); err != nil {
+			return none, err
+		}
 	}
 	d.routing.start(d.log)
-	return d.routing.source.WaitForSync(ctx)
+	snapshot, err := d.routing.source.WaitForSync(ctx)
+	if err == nil && d.predecessor != nil {
+		// Not before: until now its sockets are served by one who knows endpoints.
+		err = d.listenWith(ctx, snapshot)
+	}
+	return snapshot, err
+}
+
+// listenWith begins to forward, cluster names to the endpoints of a snapshot.
+func (d *Daemon) listenWith(ctx context.Context, snapshot discovery.Snapshot) error {
+	if err := d.forwarder.SetRoutes(d.routes(d.routing.zonesOf(snapshot), snapshot.Addresses())); err != nil {
+		return err
+	}
+	return d.forwarder.Listen(ctx)
 }
 
 // inspectResolver looks at the resolver's state and judges whether it is fit for what is to be done with it.

@@ -23,8 +23,8 @@ import (
 // controlTimeout bounds a request to the daemon: one that is stopped must not hang its asker.
 const controlTimeout = time.Second
 
-// maxReload bounds the settings that are read from the control socket, in bytes.
-const maxReload = 1 << 20
+// maxOrder bounds what is read from the control socket, in bytes.
+const maxOrder = 1 << 20
 
 type peerKey struct{}
 
@@ -44,16 +44,17 @@ func (d *Daemon) listenControl() (*http.Server, error) {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /status", func(w http.ResponseWriter, _ *http.Request) { d.reply(w, d.report()) })
 	mux.HandleFunc("POST /reload", func(w http.ResponseWriter, r *http.Request) {
-		if uid, ok := r.Context().Value(peerKey{}).(uint32); !ok || uid != 0 {
-			http.Error(w, "only root may change settings", http.StatusForbidden)
-			return
-		}
 		var c config.Config
-		if err := json.NewDecoder(io.LimitReader(r.Body, maxReload)).Decode(&c); err != nil {
-			http.Error(w, err.Error(), http.StatusBadRequest)
-			return
+		if acceptOrder(w, r, &c) {
+			d.reply(w, d.handleReload(r.Context(), c))
 		}
-		d.reply(w, d.handleReload(r.Context(), c))
+	})
+	mux.HandleFunc("POST /detach", func(w http.ResponseWriter, r *http.Request) {
+		var order detachOrder
+		if acceptOrder(w, r, &order) {
+			d.reply(w, struct{}{})
+			d.handleDetach(w, order)
+		}
 	})
 	server := &http.Server{Handler: mux, ReadHeaderTimeout: controlTimeout, ConnContext: withPeer}
 	go func() {
@@ -64,6 +65,19 @@ func (d *Daemon) listenControl() (*http.Server, error) {
 	return server, nil
 }
 
+// acceptOrder reads an order to the daemon. It answers one of anybody but root, and one that it can't read, by itself.
+func acceptOrder(w http.ResponseWriter, r *http.Request, order any) bool {
+	if uid, ok := r.Context().Value(peerKey{}).(uint32); !ok || uid != 0 {
+		http.Error(w, "only root may give orders", http.StatusForbidden)
+		return false
+	}
+	if err := json.NewDecoder(io.LimitReader(r.Body, maxOrder)).Decode(order); err != nil {
+		http.Error(w, err.Error(), http.StatusBadRequest)
+		return false
+	}
+	return true
+}
+
 func (d *Daemon) reply(w http.ResponseWriter, value any) {
 	w.Header().Set("Content-Type", "application/json")
 	if err := json.NewEncoder(w).Encode(value); err != nil {
@@ -71,23 +85,29 @@ func (d *Daemon) reply(w http.ResponseWriter, value any) {
 	}
 }
 
-// withPeer notes the user on the other side of a connection (SO_PEERCRED, unix(7)).
+// withPeer notes the user on the other side of a connection.
 func withPeer(ctx context.Context, connection net.Conn) context.Context {
 	socket, ok := connection.(*net.UnixConn)
 	if !ok {
 		return ctx
 	}
-	raw, err := socket.SyscallConn()
+	peer, err := peerOf(socket)
 	if err != nil {
 		return ctx
+	}
+	return context.WithValue(ctx, peerKey{}, peer.Uid)
+}
+
+// peerOf returns who is on the other side of a connection (SO_PEERCRED, unix(7)): for a client, who began to listen.
+func peerOf(connection *net.UnixConn) (*unix.Ucred, error) {
+	raw, err := connection.SyscallConn()
+	if err != nil {
+		return nil, err
 	}
 	var peer *unix.Ucred
 	var peerErr error
 	err = raw.Control(func(fd uintptr) { peer, peerErr = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED) })
-	if err != nil || peerErr != nil {
-		return ctx
-	}
-	return context.WithValue(ctx, peerKey{}, peer.Uid)
+	return peer, errors.Join(err, peerErr)
 }
 
 // callDaemon asks the daemon over the control socket. A daemon that is not there is os.ErrNotExist or ECONNREFUSED.

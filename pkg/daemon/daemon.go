@@ -65,9 +65,14 @@ type Daemon struct {
 	inspection resolvconf.Inspection
 	listen     []netip.AddrPort
 	reloads    chan *reload
+	detaches   chan time.Duration // each how long to linger
 
 	health *health
 	guard  *guard // nil where the resolver file is left alone
+
+	predecessor *lingerer     // which the forwarder has its sockets from; nil without
+	linger      time.Duration // after the end, if a detach asked for that
+	lingering   *lingering
 
 	mu       sync.Mutex // guards config and what follows, which serve changes and reports read
 	routing  routing
@@ -91,13 +96,19 @@ func CheckPrivilege(verb string) error {
 func New(c config.Config, version string, log *zap.Logger) *Daemon {
 	return &Daemon{
 		config: c, version: version, log: log,
-		reloads: make(chan *reload), health: newHealth(), problems: make(map[string]string),
+		reloads: make(chan *reload), detaches: make(chan time.Duration, 1), health: newHealth(), problems: make(map[string]string),
 	}
 }
 
-// Run attaches, calls ready, serves until ctx ends, and detaches. An error before ready means that nothing is changed
-// on the host, or that all changes are undone; what could not be undone is in the error and stays in the journal.
-func (d *Daemon) Run(ctx context.Context, ready func()) (err error) {
+// Run attaches, calls ready, serves until ctx ends or a detach is asked for, and detaches. After a detach it lingers until
+// that is of no more use, or ctx ends. An error before ready means that nothing is changed on the host, or that all
+// changes are undone; what could not be undone is in the error and stays in the journal.
+func (d *Daemon) Run(ctx context.Context, ready func()) error {
+	err := d.run(ctx, ready)
+	return errors.Join(err, d.lingering.run(ctx))
+}
+
+func (d *Daemon) run(ctx context.Context, ready func()) (err error) {
 	if err := d.acquire(); err != nil {
 		return err
 	}
@@ -108,6 +119,7 @@ func (d *Daemon) Run(ctx context.Context, ready func()) (err error) {
 	defer func() { d.routing.stop() }()
 	defer d.dismissGuard()
 	defer func() { err = errors.Join(err, d.detach(context.WithoutCancel(ctx))) }()
+	defer func() { d.predecessor.close() }()
 
 	if err := d.attach(ctx); err != nil {
 		if ctx.Err() != nil {
@@ -121,6 +133,7 @@ func (d *Daemon) Run(ctx context.Context, ready func()) (err error) {
 		return err
 	}
 	defer control.Close()
+	d.succeed()
 	d.log.Info("attached", zap.Strings("zones", zoneNames(d.network.zones)), zap.Stringers("upstreams", d.upstreams()))
 	ready()
 	return d.serve(ctx)
@@ -142,6 +155,9 @@ func (d *Daemon) acquire() error {
 	// What a guardian did after a daemon before us is no news any more.
 	if err := os.Remove(guardianFile(d.config)); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return errors.Join(fmt.Errorf("remove a guardian's record: %w", err), d.release())
+	}
+	if err := forgetDeadLingerer(d.config.RunDir); err != nil {
+		return errors.Join(err, d.release())
 	}
 	d.journal, err = openJournal(d.config, d.log)
 	if err != nil {
@@ -200,8 +216,14 @@ func (d *Daemon) beat() {
 	}
 }
 
-// serve follows endpoints, routes, health and new settings until ctx ends.
+// serve follows endpoints, routes, health and new settings until ctx ends or a detach is asked for.
 func (d *Daemon) serve(ctx context.Context) error {
+	var watching sync.WaitGroup
+	ctx, stop := context.WithCancel(ctx)
+	defer func() {
+		stop()
+		watching.Wait()
+	}()
 	changes, err := netdev.Changes(ctx)
 	if err != nil {
 		return err
@@ -209,13 +231,13 @@ func (d *Daemon) serve(ctx context.Context) error {
 	beat := time.NewTicker(heartbeat)
 	defer beat.Stop()
 	revived := make(chan struct{}, 1)
-	var watching sync.WaitGroup
-	defer watching.Wait()
 	watching.Go(func() { d.watchHealth(ctx, func() { poke(revived) }) })
 	d.guard.beat()
 	for {
 		select {
 		case <-ctx.Done():
+			return nil
+		case d.linger = <-d.detaches:
 			return nil
 		case <-beat.C:
 			d.beat()

@@ -44,11 +44,7 @@ func (d *Daemon) detach(ctx context.Context) error {
 		errs = append(errs, d.drain(ctx), d.datapath.Close())
 	}
 	if d.forwarder != nil {
-		ctx, cancel := context.WithTimeout(ctx, drainTimeout)
-		defer cancel()
-		if err := d.forwarder.Shutdown(ctx); err != nil {
-			d.log.Warn("queries given up", zap.Error(err))
-		}
+		d.leaveForwarder(ctx)
 	}
 	if d.journal.Empty() {
 		// Nothing was changed: there is nothing to undo, and perhaps no way to write that down.
@@ -147,15 +143,21 @@ func removeRunDir(c config.Config, lock *state.Locked) error {
 			errs = append(errs, err)
 		}
 	}
-	errs = append(errs, lock.Remove())
-	if err := os.Remove(c.RunDir); err != nil && !errors.Is(err, os.ErrNotExist) && !errors.Is(err, unix.ENOTEMPTY) {
-		errs = append(errs, err)
+	return errors.Join(append(errs, removeLock(c.RunDir, lock))...)
+}
+
+// removeLock gives the lock back and removes the run directory if nothing else is in it.
+func removeLock(runDir string, lock *state.Locked) error {
+	err := lock.Remove()
+	if dirErr := os.Remove(runDir); dirErr != nil && !errors.Is(dirErr, os.ErrNotExist) && !errors.Is(dirErr, unix.ENOTEMPTY) {
+		err = errors.Join(err, dirErr)
 	}
-	return errors.Join(errs...)
+	return err
 }
 
 // Detach ends the attachment of this host: it asks a running daemon to detach and waits, and undoes what a dead one
-// left. It returns a line for each thing that was done; none means that nothing was attached.
+// left. The daemon lingers for as long as the configuration says. It returns a line for each thing that was done, and
+// for a daemon that lingers; none means that nothing was attached.
 func Detach(ctx context.Context, c config.Config, log *zap.Logger) (done []string, err error) {
 	if err := CheckPrivilege("detach"); err != nil {
 		return nil, err
@@ -168,10 +170,10 @@ func Detach(ctx context.Context, c config.Config, log *zap.Logger) (done []strin
 			return nil, fmt.Errorf("detach: %s is held by process %d, which is not k2s-dnsbpf: run this where that process was started, such as in its container",
 				path, pid)
 		}
-		if err := terminate(pid); err != nil {
+		if err := end(ctx, pid, c); err != nil {
 			return nil, err
 		}
-		done = append(done, fmt.Sprintf("daemon %d detached and ended", pid))
+		done = append(done, fmt.Sprintf("daemon %d detached", pid))
 	}
 	lock, err := state.Lock(ctx, path)
 	if err != nil {
@@ -186,7 +188,25 @@ func Detach(ctx context.Context, c config.Config, log *zap.Logger) (done []strin
 		log.Warn("the daemon left something behind: undoing it")
 	}
 	left, err := undo(c, journal, log)
-	return append(done, left...), err
+	done = append(done, left...)
+	said, lingerErr := endLingering(c)
+	if said != "" {
+		done = append(done, said)
+	}
+	return done, errors.Join(err, lingerErr)
+}
+
+// end asks a daemon to detach. One that takes no orders, since it is still on its way up, gets a signal, and does not
+// linger.
+func end(ctx context.Context, pid int, c config.Config) error {
+	// One that is stopped would neither answer nor see a signal.
+	if err := sendSignal(pid, unix.SIGCONT); err != nil {
+		return err
+	}
+	if err := requestDetach(ctx, c); err != nil {
+		return terminate(pid)
+	}
+	return nil
 }
 
 // isDaemon guards against a process number from another PID namespace.
@@ -197,10 +217,15 @@ func isDaemon(pid int) bool {
 
 // terminate asks a process to end. One that is stopped is continued, or it would never see the signal.
 func terminate(pid int) error {
-	for _, signal := range []unix.Signal{unix.SIGTERM, unix.SIGCONT} {
-		if err := unix.Kill(pid, signal); err != nil && !errors.Is(err, unix.ESRCH) {
-			return fmt.Errorf("detach: send %s to the daemon, process %d: %w", signal, pid, err)
-		}
+	if err := sendSignal(pid, unix.SIGTERM); err != nil {
+		return err
+	}
+	return sendSignal(pid, unix.SIGCONT)
+}
+
+func sendSignal(pid int, signal unix.Signal) error {
+	if err := unix.Kill(pid, signal); err != nil && !errors.Is(err, unix.ESRCH) {
+		return fmt.Errorf("detach: send %s to the daemon, process %d: %w", unix.SignalName(signal), pid, err)
 	}
 	return nil
 }

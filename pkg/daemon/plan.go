@@ -37,6 +37,7 @@ func Plan(ctx context.Context, c config.Config, log *zap.Logger) (lines []string
 	}
 	defer func() {
 		d.routing.stop()
+		d.predecessor.close()
 		if d.forwarder != nil {
 			_ = d.forwarder.Shutdown(ctx)
 		}
@@ -134,6 +135,14 @@ func PlanDetach(c config.Config) (lines []string, err error) {
 			lines = append(lines, "set sysctl "+change.Name+" back")
 		case changeFilter:
 			lines = append(lines, "remove the filter "+change.Name)
+		}
+	}
+	if l, err := dialLingerer(c.RunDir); err == nil && l != nil {
+		l.close()
+		if c.Linger == 0 {
+			lines = append(lines, fmt.Sprintf("end process %d, which lingers", l.pid))
+		} else {
+			lines = append(lines, fmt.Sprintf("leave process %d, which lingers", l.pid))
 		}
 	}
 	if len(lines) == 0 {

@@ -94,7 +94,7 @@ func (d *Daemon) reload(ctx context.Context, now, c config.Config) error {
 	fixed.DNSService, fixed.CorefileConfigMap, fixed.StubZones = now.DNSService, now.CorefileConfigMap, now.StubZones
 	fixed.EndpointPreference, fixed.NodeName = now.EndpointPreference, now.NodeName
 	fixed.Allowed, fixed.Pods, fixed.ClusterDNS = now.Allowed, now.Pods, now.ClusterDNS
-	fixed.Wait = now.Wait
+	fixed.Wait, fixed.Linger = now.Wait, now.Linger
 	if !sameSettings(fixed, now) {
 		return fmt.Errorf("%w: topology, resolver, KubeSwitch address, --no-bpf, log level and paths: detach first", ErrNeedsDetach)
 	}

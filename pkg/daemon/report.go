@@ -280,6 +280,7 @@ func Status(ctx context.Context, c config.Config) (status.Report, error) {
 		report.Problems = append(report.Problems, problem)
 	}
 	fillGuardian(&report, c)
+	fillLingering(&report, c)
 	fillResolver(&report, manager, c)
 	fillDatapath(&report, c, journal)
 	slices.Sort(report.Problems)

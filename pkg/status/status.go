@@ -32,6 +32,14 @@ type Report struct {
 	Reasons    map[string]Reasons  `json:"reasons,omitempty" yaml:"reasons,omitempty"`
 	Kubeconfig string              `json:"kubeconfig,omitempty" yaml:"kubeconfig,omitempty"`
 	Guardian   *Guardian           `json:"guardian,omitempty" yaml:"guardian,omitempty"`
+	Lingering  *Lingering          `json:"lingering,omitempty" yaml:"lingering,omitempty"`
+}
+
+// Lingering is a daemon that answers on after a detach.
+type Lingering struct {
+	PID    int       `json:"pid" yaml:"pid"`
+	Until  time.Time `json:"until" yaml:"until"` // at least
+	Listen []string  `json:"listen" yaml:"listen"`
 }
 
 // Resolver is the state of resolv.conf.
@@ -257,7 +265,11 @@ func (r Report) writeTable(w io.Writer) error {
 
 func (r Report) stateLine() string {
 	if !r.Attached {
-		return "not attached"
+		state := "not attached"
+		if l := r.Lingering; l != nil {
+			state += fmt.Sprintf(", lingering until %s or later on %s, pid %d", l.Until.Format(time.RFC3339), orDash(l.Listen), l.PID)
+		}
+		return state
 	}
 	state := "attached, healthy"
 	if !r.Healthy {

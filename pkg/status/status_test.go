@@ -74,6 +74,11 @@ func reports() map[string]Report {
 			Resolver: Resolver{State: "original", File: "/etc/resolv.conf", Upstreams: []string{"192.0.2.1:53"}},
 			Zones:    []Zone{}, Endpoints: []Endpoint{}, Counters: map[string]Counters{},
 		},
+		"lingering": {
+			Resolver: Resolver{State: "original", File: "/etc/resolv.conf", Upstreams: []string{"192.0.2.1:53"}},
+			Zones:    []Zone{}, Endpoints: []Endpoint{}, Counters: map[string]Counters{},
+			Lingering: &Lingering{PID: 4711, Until: since, Listen: []string{"127.0.0.1:53", "[::1]:53"}},
+		},
 	}
 }
 

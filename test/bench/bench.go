@@ -177,7 +177,7 @@ func (b *bench) attachWith(settings ...string) func(context.Context) (func() err
 		if err := host.Run(ctx, b.binary, append([]string{"attach"}, settings...)...); err != nil {
 			return nil, err
 		}
-		return func() error { return host.Run(context.WithoutCancel(ctx), b.binary, "detach") }, nil
+		return func() error { return host.Run(context.WithoutCancel(ctx), b.binary, "detach", "--linger", "0") }, nil
 	}
 }
 

@@ -307,7 +307,7 @@ func TestRepeated(t *testing.T) {
 	}
 	resolve(t, h.Host(), hostDNS, lab.Backend, lab.Backend4)
 
-	same("detach", h.run("detach"), "detached")
+	same("detach", h.run("detach", "--linger", "0"), "detached")
 	h.unchanged(original)
 	same("second detach", h.run("detach"), "not attached")
 	h.unchanged(original)

@@ -69,7 +69,7 @@ func TestDetachGrace(t *testing.T) {
 			t.Error(err)
 		}
 	})
-	out := h.run("detach")
+	out := h.run("detach", "--linger", "0")
 	if out.code != 0 || !strings.Contains(out.stdout, "detached") || out.took > time.Second {
 		t.Errorf("detach: %v", out)
 	}

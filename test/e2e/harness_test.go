@@ -133,7 +133,7 @@ func (h *host) attach(args ...[]string) {
 
 func (h *host) detach() {
 	h.t.Helper()
-	if r := h.run("detach"); r.code != 0 {
+	if r := h.run("detach", "--linger", "0"); r.code != 0 {
 		h.t.Fatal(r)
 	}
 }
@@ -170,7 +170,12 @@ type report struct {
 		Answered uint64 `json:"answered"`
 		Passed   uint64 `json:"passed"`
 	} `json:"counters"`
-	Reasons map[string]map[string]uint64 `json:"reasons"`
+	Reasons   map[string]map[string]uint64 `json:"reasons"`
+	Lingering *struct {
+		PID    int       `json:"pid"`
+		Until  time.Time `json:"until"`
+		Listen []string  `json:"listen"`
+	} `json:"lingering"`
 }
 
 // packets is how many packets of queries the kernel has judged in a scope.
@@ -287,7 +292,12 @@ lines:
 // eventually waits until check says that something has come about which nobody announces.
 func eventually(t *testing.T, what string, check func() error) {
 	t.Helper()
-	deadline := time.NewTimer(patience)
+	eventuallyIn(t, patience, what, check)
+}
+
+func eventuallyIn(t *testing.T, limit time.Duration, what string, check func() error) {
+	t.Helper()
+	deadline := time.NewTimer(limit)
 	defer deadline.Stop()
 	poll := time.NewTicker(5 * time.Millisecond)
 	defer poll.Stop()
@@ -299,7 +309,7 @@ func eventually(t *testing.T, what string, check func() error) {
 		select {
 		case <-poll.C:
 		case <-deadline.C:
-			t.Fatalf("waited %s until %s: %v", patience, what, err)
+			t.Fatalf("waited %s until %s: %v", limit, what, err)
 		}
 	}
 }

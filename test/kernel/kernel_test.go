@@ -323,7 +323,7 @@ func TestAttachDetach(t *testing.T) {
 	h.wantSteered("host", nil, hostDNS)
 	h.wantSteered("kubeswitch", h.worker, switchDNS)
 
-	t.Log(h.must("detach"))
+	t.Log(h.must("detach", "--linger", "0"))
 	if content := readFile(t, h.path("etc/resolv.conf")); content != resolvConf {
 		t.Errorf("resolv.conf after detach: %q", content)
 	}

@@ -1,0 +1,142 @@
+//go:build linux
+
+package daemon
+
+import (
+	"net/netip"
+	"os"
+	"path/filepath"
+	"runtime"
+	"testing"
+	"time"
+
+	"go.uber.org/zap"
+	"golang.org/x/sys/unix"
+
+	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/forwarder"
+)
+
+func TestLingersUntil(t *testing.T) {
+	begun := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
+	for name, test := range map[string]struct{ lastQuery, want time.Duration }{
+		"never asked":      {0, 10 * time.Second},
+		"asked early":      {4 * time.Second, 10 * time.Second},
+		"asked late":       {9 * time.Second, 14 * time.Second},
+		"asked on and on":  {57 * time.Second, time.Minute},
+		"asked at the end": {time.Minute, time.Minute},
+	} {
+		l := &lingering{begun: begun, least: 10 * time.Second}
+		lastQuery := begun.Add(test.lastQuery)
+		l.lastQuery.Store(&lastQuery)
+		if got := l.until().Sub(begun); got != test.want {
+			t.Errorf("%s: lingers for %s, want %s", name, got, test.want)
+		}
+	}
+}
+
+// startLingering has a server on a free port linger in this process.
+func startLingering(t *testing.T) (l *lingering, runDir string) {
+	t.Helper()
+	if os.Geteuid() != 0 {
+		t.Skip("only root may have the sockets")
+	}
+	runDir = t.TempDir()
+	server, err := forwarder.New(forwarder.Options{Listen: []netip.AddrPort{netip.MustParseAddrPort("127.0.0.1:0")}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { shutDown(t.Context(), server, zap.NewNop()) })
+	if err := server.Listen(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	l, err = newLingering(runDir, server, server.Addrs(), time.Minute, zap.NewNop())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { l.listener.Close() })
+	return l, runDir
+}
+
+func TestLingerSockets(t *testing.T) {
+	l, runDir := startLingering(t)
+	asker, err := dialLingerer(runDir)
+	if err != nil || asker == nil {
+		t.Fatalf("no daemon lingers: %v", err)
+	}
+	defer asker.close()
+	if asker.pid != os.Getpid() {
+		t.Errorf("process %d, want %d", asker.pid, os.Getpid())
+	}
+	reply, fds, err := asker.ask(lingerSockets)
+	if err != nil || len(reply.Listen) != 1 || len(fds) != 2 {
+		t.Fatalf("reply %+v, descriptors %v: %v", reply, fds, err)
+	}
+	sockets, err := adopt(fds)
+	if err != nil || len(sockets) != 1 {
+		t.Fatalf("sockets %v: %v", sockets, err)
+	}
+	defer sockets[0].UDP.Close()
+	defer sockets[0].TCP.Close()
+	if got := sockets[0].UDP.LocalAddr().String(); got != l.listen[0].String() {
+		t.Errorf("a socket of %s, want %s", got, l.listen[0])
+	}
+	if n := l.heirs.Load(); n != 1 {
+		t.Errorf("%d heirs, want 1", n)
+	}
+}
+
+// TestLingerTrustsRoot: anybody may ask for the status, and nobody else for the sockets.
+func TestLingerTrustsRoot(t *testing.T) {
+	_, runDir := startLingering(t)
+	for _, dir := range []string{runDir, filepath.Dir(runDir)} {
+		if err := os.Chmod(dir, 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		runtime.LockOSThread() // never unlocked: the thread is nobody's, and ends with this goroutine
+		const nobody = 65534
+		if _, _, errno := unix.RawSyscall(unix.SYS_SETRESUID, nobody, nobody, nobody); errno != 0 {
+			t.Errorf("become nobody: %v", errno)
+			return
+		}
+		asker, err := dialLingerer(runDir)
+		if err != nil || asker == nil {
+			t.Errorf("nobody may not even ask: %v", err)
+			return
+		}
+		defer asker.close()
+		if reply, _, err := asker.ask(lingerStatus); err != nil || reply.Until.IsZero() {
+			t.Errorf("status: %+v: %v", reply, err)
+		}
+		for _, do := range []string{lingerSockets, lingerTaken, "dance"} {
+			if _, fds, err := asker.ask(do); err == nil || len(fds) > 0 {
+				t.Errorf("%s: nobody got %v", do, fds)
+			}
+		}
+	}()
+	<-done
+}
+
+// TestDeadLingerer: the socket that a killed daemon leaves is removed, that of a living one is not.
+func TestDeadLingerer(t *testing.T) {
+	l, runDir := startLingering(t)
+	path := filepath.Join(runDir, lingerFile)
+	if err := forgetDeadLingerer(runDir); err != nil {
+		t.Error(err)
+	}
+	if _, err := os.Lstat(path); err != nil {
+		t.Errorf("the socket of a living one is gone: %v", err)
+	}
+	if err := l.listener.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if err := forgetDeadLingerer(runDir); err != nil {
+		t.Error(err)
+	}
+	if _, err := os.Lstat(path); !os.IsNotExist(err) {
+		t.Errorf("the socket of a dead one is there: %v", err)
+	}
+}
