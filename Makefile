@@ -32,7 +32,7 @@ generate: ## compile the eBPF programs and write their Go bindings
 	@scripts/bootstrap generate
 	go generate ./pkg/datapath
 
-helpers: test/bin/coredns test/bin/labctl test/bin/goresolve test/bin/muslresolve ## build what the lab runs, into test/bin
+helpers: $(addprefix test/bin/,coredns labctl goresolve goloop muslresolve muslloop glibcloop) ## build what the lab runs, into test/bin
 
 # Only when something it is made of has changed: the first build compiles all of CoreDNS.
 test/bin/coredns: test/cmd/coredns/main.go test/go.mod test/go.sum
@@ -57,7 +57,7 @@ test/bin/coredns-kubernetes: test/kube/cmd/coredns/main.go test/kube/go.mod test
 	cd test/kube && CGO_ENABLED=0 go build -trimpath -ldflags='-s -w' -o ../bin/coredns-kubernetes ./cmd/coredns
 	@touch $@
 
-test/bin/labctl test/bin/goresolve: test/bin/%: $(wildcard test/cmd/*/*.go test/lab/*.go) test/go.mod test/go.sum
+test/bin/labctl test/bin/goresolve test/bin/goloop: test/bin/%: $(wildcard test/cmd/*/*.go test/lab/*.go) test/go.mod test/go.sum
 	cd test && CGO_ENABLED=0 go build -trimpath -o bin/$* ./cmd/$*
 	@touch $@
 
@@ -70,6 +70,13 @@ test/bin/resolved: scripts/fetch-resolved
 	$(call say,fetching systemd-resolved for the lab)
 	scripts/fetch-resolved $@
 	@touch $@
+test/bin/muslloop: test/cmd/cloop/loop.c
+	@mkdir -p test/bin
+	musl-gcc -static -O2 -Wall -Wextra -Werror -o $@ $<
+
+test/bin/glibcloop: test/cmd/cloop/loop.c
+	@mkdir -p test/bin
+	gcc -O2 -Wall -Wextra -Werror -o $@ $<
 
 comma := ,
 

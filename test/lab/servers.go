@@ -175,6 +175,7 @@ func (l *Lab) unboundConfig(i int, s *Server) string {
 	verbosity: 1
 	log-queries: %s
 	num-threads: 1
+	incoming-num-tcp: 200
 	module-config: "iterator"
 	unblock-lan-zones: yes
 	local-zone: "." redirect
