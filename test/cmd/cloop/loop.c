@@ -1,7 +1,7 @@
-// Looks names up at a steady rate with the C library it is linked with, in one process, until its standard input ends: a
-// program that runs for long, and sees the resolver configuration change. It prints a line for each lookup that fails or
-// has an answer other than those given, and one at the end: how many lookups, how many of them failed, the longest in
-// microseconds.
+// Looks names up at a steady rate with the C library it is linked with, in one process, until its standard input ends:
+// a program that runs for long, and sees the resolver configuration change. It prints a line for each lookup that fails
+// or has an answer other than those given, and one at the end: how many lookups, how many of them failed, the longest
+// in microseconds.
 //
 //	RATE NAME=ADDRESS[,ADDRESS]...
 #define _GNU_SOURCE
