@@ -15,6 +15,7 @@ SUDO := $(if $(filter 0,$(shell id -u)),,sudo --preserve-env env "PATH=$(PATH)" 
 GOLANGCI = go tool -modfile=$(CURDIR)/scripts/tools/go.mod golangci-lint
 C_FILES  = $(wildcard bpf/*.c bpf/*.h bpf/lib/*.h test/cmd/*/*.c)
 
+comma := ,
 say = @printf '\n==> %s\n' '$(1)'
 
 .DEFAULT_GOAL := help
@@ -70,6 +71,7 @@ test/bin/resolved: scripts/fetch-resolved
 	$(call say,fetching systemd-resolved for the lab)
 	scripts/fetch-resolved $@
 	@touch $@
+
 test/bin/muslloop: test/cmd/cloop/loop.c
 	@mkdir -p test/bin
 	musl-gcc -static -O2 -Wall -Wextra -Werror -o $@ $<
@@ -77,8 +79,6 @@ test/bin/muslloop: test/cmd/cloop/loop.c
 test/bin/glibcloop: test/cmd/cloop/loop.c
 	@mkdir -p test/bin
 	gcc -O2 -Wall -Wextra -Werror -o $@ $<
-
-comma := ,
 
 test: ## install what is missing, build, run every test (unit and end to end)
 	@scripts/bootstrap test
