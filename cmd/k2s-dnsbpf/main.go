@@ -21,7 +21,7 @@ import (
 const (
 	exitFailed    = 1 // nothing changed, or all changes undone
 	exitUsage     = 2 // wrong usage
-	exitUnhealthy = 3 // status: not attached or not healthy; doctor: a check failed
+	exitUnhealthy = 3 // status, check: not attached or not healthy; doctor: a check failed
 )
 
 // version is set by the linker.

@@ -32,7 +32,7 @@ func newRootCommand() *cobra.Command {
 	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
 		return usageError{fmt.Errorf("%w: see %s --help", err, cmd.CommandPath())}
 	})
-	root.AddCommand(newAttachCommand(), newDetachCommand(), newRestoreCommand(), newStatusCommand(), newDoctorCommand(), newVersionCommand())
+	root.AddCommand(newAttachCommand(), newDetachCommand(), newRestoreCommand(), newStatusCommand(), newCheckCommand(), newDoctorCommand(), newVersionCommand())
 	return root
 }
 

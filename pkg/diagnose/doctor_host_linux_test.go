@@ -41,10 +41,10 @@ func tree(t *testing.T, files map[string]string) Host {
 	}
 }
 
-func gather(h Host) Facts { return Gather(context.Background(), h.Looks()) }
+func look(h Host) Facts { return Gather(context.Background(), h.Looks()) }
 
 func TestGatherManagers(t *testing.T) {
-	f := gather(tree(t, map[string]string{
+	f := look(tree(t, map[string]string{
 		"/etc/nsswitch.conf":                       "passwd: files\nhosts:  files\tresolve dns # x\n",
 		"/proc/20/cmdline":                         "/usr/lib/systemd/systemd-resolved\x00",
 		"/proc/20/comm":                            "systemd-resolve\n",
@@ -86,7 +86,7 @@ func TestGatherKubelets(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			tt.files["/etc/resolv.conf"] = "nameserver 192.0.2.1\n"
-			f := gather(tree(t, tt.files))
+			f := look(tree(t, tt.files))
 			if len(f.Kubelets) != 1 {
 				t.Fatalf("%+v", f.Kubelets)
 			}
@@ -98,7 +98,7 @@ func TestGatherKubelets(t *testing.T) {
 }
 
 func TestGatherContainers(t *testing.T) {
-	f := gather(tree(t, map[string]string{
+	f := look(tree(t, map[string]string{
 		"/etc/resolv.conf":                  "nameserver 192.0.2.1\n",
 		"/proc/self/ns/mnt -> mnt:[1]":      "",
 		"/proc/self/ns/net -> net:[1]":      "",
@@ -128,7 +128,7 @@ func TestGatherContainers(t *testing.T) {
 
 func TestGatherSockets(t *testing.T) {
 	const head = "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode\n"
-	f := gather(tree(t, map[string]string{
+	f := look(tree(t, map[string]string{
 		"/proc/self/net/udp": head + "   0: 0100007F:0035 00000000:0000 07 00000000:00000000 00:00000000 00000000     0        0 555 2 0 0\n" +
 			"   1: 0100007F:0043 00000000:0000 07 00000000:00000000 00:00000000 00000000     0        0 556 2 0 0\n",
 		"/proc/self/net/tcp6": head + "   0: 00000000000000000000000001000000:0035 0:0 0A 00000000:00000000 00:00000000 00000000     0        0 557 2 0 0\n" +

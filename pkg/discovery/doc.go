@@ -36,5 +36,10 @@
 // Nodes are many: they come in pages, and what is kept of each is its name, its
 // podCIDRs and its topology zone.
 //
+// [Lookup], behind "k2s-dnsbpf check", is for a person with a kubeconfig of their
+// own. It needs more: get and list on services and list on endpointslices, in the
+// namespace of the Service that is looked up by name, in all of them for one
+// looked up by address.
+//
 // This is the only package of the program that knows client-go.
 package discovery

@@ -54,12 +54,24 @@ func New(o Options) (*Watcher, error) { return newFromKubeconfig(o, defaultTimeo
 // newFromKubeconfig is New with deadlines of one's own.
 func newFromKubeconfig(o Options, t timeouts) (*Watcher, error) {
 	o = o.withDefaults()
-	path, why, kube, err := findKubeconfig(o)
+	cs, hc, where, err := connect(o)
 	if err != nil {
 		return nil, err
 	}
-	fail := func(err error) (*Watcher, error) {
-		return nil, fmt.Errorf("kubeconfig %s (%s): %w; repair it or name another one with --kubeconfig", path, why, oneLine(err))
+	w := newWatcher(cs, o, where, t)
+	w.client = hc
+	return w, nil
+}
+
+// connect finds the kubeconfig and makes a client of it, without using the
+// network. where names both for messages.
+func connect(o Options) (cs kubernetes.Interface, hc *http.Client, where string, err error) {
+	path, why, kube, err := findKubeconfig(o)
+	if err != nil {
+		return nil, nil, "", err
+	}
+	fail := func(err error) (kubernetes.Interface, *http.Client, string, error) {
+		return nil, nil, "", fmt.Errorf("kubeconfig %s (%s): %w; repair it or name another one with --kubeconfig", path, why, oneLine(err))
 	}
 	cfg, err := restConfig(kube)
 	if err != nil {
@@ -69,18 +81,14 @@ func newFromKubeconfig(o Options, t timeouts) (*Watcher, error) {
 	cfg.ContentType = "application/vnd.kubernetes.protobuf"
 	cfg.AcceptContentTypes = cfg.ContentType + ",application/json"
 	cfg.Timeout = 0 // would end watches too; see timeouts
-	hc, err := rest.HTTPClientFor(cfg)
-	if err != nil {
+	if hc, err = rest.HTTPClientFor(cfg); err != nil {
 		return fail(err)
 	}
-	cs, err := kubernetes.NewForConfigAndClient(cfg, hc)
-	if err != nil {
+	if cs, err = kubernetes.NewForConfigAndClient(cfg, hc); err != nil {
 		return fail(err)
 	}
 	o.Logger.Info("cluster found", zap.String("kubeconfig", path), zap.String("reason", why), zap.String("apiserver", cfg.Host))
-	w := newWatcher(cs, o, fmt.Sprintf("apiserver %s, kubeconfig %s", cfg.Host, path), t)
-	w.client = hc
-	return w, nil
+	return cs, hc, fmt.Sprintf("apiserver %s, kubeconfig %s", cfg.Host, path), nil
 }
 
 // newWatcher is New behind the search for a cluster.

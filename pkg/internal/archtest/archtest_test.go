@@ -17,11 +17,11 @@ const module = "github.com/k2s-dnsbpf/k2s-dnsbpf/"
 // rooms says which packages of ours each package may import. Rooms below the daemon know only leaves; the daemon joins
 // them.
 var rooms = map[string][]string{
-	"cmd/k2s-dnsbpf":           {"pkg/config", "pkg/daemon", "pkg/status"},
+	"cmd/k2s-dnsbpf":           {"pkg/config", "pkg/daemon", "pkg/diagnose", "pkg/status"},
 	"pkg/config":               {},
 	"pkg/daemon":               {"pkg/config", "pkg/datapath", "pkg/diagnose", "pkg/discovery", "pkg/forwarder", "pkg/netdev", "pkg/resolvconf", "pkg/state", "pkg/status"},
 	"pkg/datapath":             {},
-	"pkg/diagnose":             {"pkg/config"},
+	"pkg/diagnose":             {"pkg/config", "pkg/status"},
 	"pkg/discovery":            {},
 	"pkg/forwarder":            {},
 	"pkg/internal/archtest":    {},
@@ -40,7 +40,7 @@ var owners = map[string][]string{
 	"github.com/vishvananda/netlink": {"pkg/netdev"},
 	"k8s.io/":                        {"pkg/discovery"},
 	"github.com/coredns/":            {"pkg/discovery"},
-	"github.com/miekg/dns":           {"pkg/forwarder", "pkg/daemon", "pkg/internal/pktgen"},
+	"github.com/miekg/dns":           {"pkg/forwarder", "pkg/daemon", "pkg/diagnose", "pkg/internal/pktgen"},
 	"github.com/spf13/":              {"cmd/k2s-dnsbpf"},
 }
 
