@@ -125,6 +125,11 @@ func (s *settings) addAttachFlags() {
 		"overwrite a resolver configuration that is a bind mount, as in a container, and so can't be exchanged")
 	bind(s, s.names.BoolVar, "override-immutable", func(c *config.Config) *bool { return &c.OverrideImmutable },
 		"take the attribute of chattr +i or +a from the resolver configuration while attached")
+	s.text("on-foreign-change", string(s.flags.OnForeignChange),
+		"when somebody else rewrites the resolver configuration: retake it, with theirs as what detach restores, or yield", func(c *config.Config, text string) error {
+			c.OnForeignChange = config.ChangePolicy(text)
+			return nil
+		})
 	var noBPF bool
 	s.names.BoolVar(&noBPF, "no-bpf", false, "do everything in user space")
 	s.set = append(s.set, func(c *config.Config) {

@@ -65,6 +65,15 @@ const (
 	PreferZone EndpointPreference = "zone" // those for this node's topology zone
 )
 
+// ChangePolicy says what is done when somebody else rewrites a resolver configuration that is taken over.
+type ChangePolicy string
+
+// The change policies.
+const (
+	ChangeRetake ChangePolicy = "retake" // theirs becomes the original, and is taken over again
+	ChangeYield  ChangePolicy = "yield"  // theirs stays in place
+)
+
 // Config is a complete set of settings. The field tags are the keys of the file.
 type Config struct {
 	Topology           Topology           `yaml:"topology" json:"topology"`
@@ -84,6 +93,7 @@ type Config struct {
 	Pods               []string           `yaml:"pods" json:"pods,omitempty"`
 	ClusterDNS         []netip.Addr       `yaml:"clusterDNS" json:"clusterDNS,omitempty"`
 	Resolver           ResolverMode       `yaml:"resolver" json:"resolver"`
+	OnForeignChange    ChangePolicy       `yaml:"onForeignChange" json:"onForeignChange"`
 	InPlace            bool               `yaml:"inPlace" json:"inPlace,omitempty"`
 	OverrideImmutable  bool               `yaml:"overrideImmutable" json:"overrideImmutable,omitempty"`
 	BPF                bool               `yaml:"bpf" json:"bpf"`
@@ -116,6 +126,7 @@ func Default() Config {
 		Pods:               nil,          // pods are left alone
 		ClusterDNS:         nil,          // discovered
 		Resolver:           ResolverTakeover,
+		OnForeignChange:    ChangeRetake,
 		InPlace:            false, // a resolver file that can't be renamed is refused
 		OverrideImmutable:  false, // and so is one that chattr +i protects
 		BPF:                true,
@@ -141,6 +152,9 @@ func (c Config) Validate() error {
 	if c.Resolver == ResolverTransparent && !c.BPF {
 		return fmt.Errorf("resolver %q: %w: only the kernel can steer past the host's resolver: leave out --no-bpf (bpf: false), or use %q",
 			c.Resolver, ErrInvalid, ResolverTakeover)
+	}
+	if !slices.Contains([]ChangePolicy{ChangeRetake, ChangeYield}, c.OnForeignChange) {
+		return fmt.Errorf("onForeignChange %q: %w: write %q or %q", c.OnForeignChange, ErrInvalid, ChangeRetake, ChangeYield)
 	}
 	if !slices.Contains([]EndpointPreference{PreferAll, PreferNode, PreferZone}, c.EndpointPreference) {
 		return fmt.Errorf("endpointPreference %q: %w: write %s, %s or %s", c.EndpointPreference, ErrInvalid, PreferAll, PreferNode, PreferZone)

@@ -39,6 +39,7 @@ func TestParseServer(t *testing.T) {
 func TestValidate(t *testing.T) {
 	valid := map[string]func(*Config){
 		"the defaults":         func(*Config) {},
+		"yield":                func(c *Config) { c.OnForeignChange = ChangeYield },
 		"no resolver":          func(c *Config) { c.Resolver = ResolverNone },
 		"no zone":              func(c *Config) { c.Zones = nil },
 		"another Service":      func(c *Config) { c.DNSService = "kube-system/rke2-coredns-rke2-coredns" },
@@ -69,6 +70,7 @@ func TestValidate(t *testing.T) {
 		"Service without":    {func(c *Config) { c.DNSService = "kube-system/" }, "NAMESPACE/NAME"},
 		"Service of three":   {func(c *Config) { c.DNSService = "a/b/c" }, "NAMESPACE/NAME"},
 		"transparent in Go":  {func(c *Config) { c.Resolver, c.BPF = ResolverTransparent, false }, "--no-bpf"},
+		"change policy":      {func(c *Config) { c.OnForeignChange = "fight" }, `"fight"`},
 		"root zone":          {func(c *Config) { c.Zones = []string{"."} }, "root"},
 		"empty zone":         {func(c *Config) { c.Zones = []string{DefaultZone, ""} }, "root"},
 		"empty label":        {func(c *Config) { c.Zones = []string{"a..b"} }, `"a..b"`},
@@ -147,6 +149,7 @@ podCIDRs: ["fd00:20::/64"]
 kubeswitchAddress: "::ffff:172.19.1.2"
 upstreams: ["[2001:db8::1]:54"]
 resolver: none
+onForeignChange: yield
 bpf: true
 wait: 1m30s
 linger: 0s
@@ -163,7 +166,7 @@ logLevel: debug
 				DNSEndpoints: servers("10.0.0.1:53", "10.0.0.2:5353"), Zones: []string{DefaultZone, "21.172.in-addr.arpa"},
 				ServiceCIDRs: []netip.Prefix{netip.MustParsePrefix("172.21.0.0/16")},
 				PodCIDRs:     []netip.Prefix{netip.MustParsePrefix("fd00:20::/64")}, KubeSwitchAddress: netip.MustParseAddr("172.19.1.2"),
-				Upstreams: servers("[2001:db8::1]:54"), Resolver: ResolverNone, BPF: true, Wait: 90 * time.Second,
+				Upstreams: servers("[2001:db8::1]:54"), Resolver: ResolverNone, OnForeignChange: ChangeYield, BPF: true, Wait: 90 * time.Second,
 				ResolvConf: "/run/resolv.conf", StateDir: "/run/state", RunDir: "/run/run", BPFFS: "/run/bpf", LogLevel: "debug",
 			}
 		}},

@@ -32,6 +32,7 @@ type fileConfig struct {
 	Pods               []string            `yaml:"pods"`
 	ClusterDNS         []addressText       `yaml:"clusterDNS"`
 	Resolver           *ResolverMode       `yaml:"resolver"`
+	OnForeignChange    *ChangePolicy       `yaml:"onForeignChange"`
 	InPlace            *bool               `yaml:"inPlace"`
 	OverrideImmutable  *bool               `yaml:"overrideImmutable"`
 	BPF                *bool               `yaml:"bpf"`
@@ -160,6 +161,7 @@ func (f fileConfig) apply(c *Config) {
 	set(&c.Resolver, f.Resolver)
 	set(&c.InPlace, f.InPlace)
 	set(&c.OverrideImmutable, f.OverrideImmutable)
+	set(&c.OnForeignChange, f.OnForeignChange)
 	set(&c.BPF, f.BPF)
 	set(&c.ResolvConf, f.ResolvConf)
 	set(&c.StateDir, f.StateDir)

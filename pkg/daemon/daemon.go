@@ -59,13 +59,14 @@ type Daemon struct {
 	lock      *state.Locked
 	journal   *state.Journal
 	resolver  *resolvconf.Manager
+	keeper    *resolvconf.Keeper // once attached
+	evidence  *evidence          // of the keeper
 	forwarder *forwarder.Server
 	datapath  *datapath.Datapath // nil without BPF
 
-	inspection resolvconf.Inspection
-	listen     []netip.AddrPort
-	reloads    chan *reload
-	detaches   chan time.Duration // each how long to linger
+	listen   []netip.AddrPort
+	reloads  chan *reload
+	detaches chan time.Duration // each how long to linger
 
 	health *health
 	guard  *guard // nil where the resolver file is left alone
@@ -74,10 +75,11 @@ type Daemon struct {
 	linger      time.Duration // after the end, if a detach asked for that
 	lingering   *lingering
 
-	mu       sync.Mutex // guards config and what follows, which serve changes and reports read
-	routing  routing
-	snapshot discovery.Snapshot
-	network  network
+	mu         sync.Mutex // guards config and what follows, which serve changes and reports read
+	inspection resolvconf.Inspection
+	routing    routing
+	snapshot   discovery.Snapshot
+	network    network
 	// resolvers are the host's own, on loopback, that queries are steered past. None but in transparent mode.
 	resolvers []netip.Addr
 	started   time.Time
@@ -128,6 +130,7 @@ func (d *Daemon) run(ctx context.Context, ready func()) (err error) {
 		return err
 	}
 	// Before ready: who has been told so may ask for the status.
+	d.keepResolver()
 	control, err := d.listenControl()
 	if err != nil {
 		return err
@@ -233,6 +236,8 @@ func (d *Daemon) serve(ctx context.Context) error {
 	revived := make(chan struct{}, 1)
 	watching.Go(func() { d.watchHealth(ctx, func() { poke(revived) }) })
 	d.guard.beat()
+	resolver := d.watchResolver()
+	defer resolver.close()
 	for {
 		select {
 		case <-ctx.Done():
@@ -243,9 +248,15 @@ func (d *Daemon) serve(ctx context.Context) error {
 			d.beat()
 			d.followResolver()
 			d.guard.beat()
+			resolver.check()
 		case <-d.guard.awakened():
 			d.guard.beat() // first, so that the guardian counts anew
 			d.retake()
+			resolver.check()
+		case <-resolver.wake:
+			resolver.check()
+		case <-resolver.due.C:
+			resolver.check()
 		case <-revived:
 			d.reroute()
 		case snapshot := <-d.routing.source.Snapshots():

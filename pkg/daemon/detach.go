@@ -170,10 +170,14 @@ func Detach(ctx context.Context, c config.Config, log *zap.Logger) (done []strin
 			return nil, fmt.Errorf("detach: %s is held by process %d, which is not k2s-dnsbpf: run this where that process was started, such as in its container",
 				path, pid)
 		}
+		warning := restoreWarning(c)
 		if err := end(ctx, pid, c); err != nil {
 			return nil, err
 		}
 		done = append(done, fmt.Sprintf("daemon %d detached", pid))
+		if warning != "" {
+			done = append(done, warning)
+		}
 	}
 	lock, err := state.Lock(ctx, path)
 	if err != nil {

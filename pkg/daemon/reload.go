@@ -94,7 +94,7 @@ func (d *Daemon) reload(ctx context.Context, now, c config.Config) error {
 	fixed.DNSService, fixed.CorefileConfigMap, fixed.StubZones = now.DNSService, now.CorefileConfigMap, now.StubZones
 	fixed.EndpointPreference, fixed.NodeName = now.EndpointPreference, now.NodeName
 	fixed.Allowed, fixed.Pods, fixed.ClusterDNS = now.Allowed, now.Pods, now.ClusterDNS
-	fixed.Wait, fixed.Linger = now.Wait, now.Linger
+	fixed.Wait, fixed.Linger, fixed.OnForeignChange = now.Wait, now.Linger, now.OnForeignChange
 	if !sameSettings(fixed, now) {
 		return fmt.Errorf("%w: topology, resolver, KubeSwitch address, --no-bpf, log level and paths: detach first", ErrNeedsDetach)
 	}
@@ -129,6 +129,8 @@ func (d *Daemon) commit(request *reload) error {
 	defer d.mu.Unlock()
 	old, oldConfig, oldSnapshot := d.routing, d.config, d.snapshot
 	d.routing, d.config = request.routing, request.config
+	// They may have changed while the request was on its way.
+	d.routing.upstreams = upstreams(d.config, d.inspection)
 	if err := d.program(request.snapshot); err != nil {
 		d.routing, d.config = old, oldConfig
 		return errors.Join(err, d.program(oldSnapshot))

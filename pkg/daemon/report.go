@@ -79,7 +79,7 @@ func (d *Daemon) report() status.Report {
 	if report.Guardian, problem = d.guard.report(); problem != "" {
 		report.Problems = append(report.Problems, problem)
 	}
-	fillResolver(&report, d.resolver, d.config)
+	fillResolver(&report, d.resolver, d.config, d.keeper)
 	report.Resolver.SteeredAt = texts(d.network.resolvers)
 	fillDatapath(&report, d.config, d.journal)
 	report.Healthy = len(report.Problems) == 0
@@ -103,7 +103,7 @@ func (d *Daemon) discoveryReport(now time.Time) *status.Discovery {
 }
 
 // fillResolver adds what the file system says, which is so with or without a daemon.
-func fillResolver(report *status.Report, manager *resolvconf.Manager, c config.Config) {
+func fillResolver(report *status.Report, manager *resolvconf.Manager, c config.Config, keeper *resolvconf.Keeper) {
 	report.Resolver.File = c.ResolvConf
 	inspection, err := manager.Inspect()
 	if err != nil {
@@ -127,10 +127,12 @@ func fillResolver(report *status.Report, manager *resolvconf.Manager, c config.C
 		report.Resolver.State = string(c.Resolver)
 		report.Resolver.SteeredAt = texts(loopbackResolvers(inspection.File))
 	}
-	if c.Resolver == config.ResolverTakeover && inspection.State != resolvconf.StateOurs {
-		report.Problems = append(report.Problems,
-			fmt.Sprintf("%s is %s: programs do not ask k2s-dnsbpf: run k2s-dnsbpf detach and attach again", c.ResolvConf, inspection.State))
+	standing := resolvconf.StandingUnsettled
+	if keeper != nil {
+		standing = keeper.Standing()
+		report.Resolver.Events = resolverEvents(keeper.Events())
 	}
+	judgeResolver(report, inspection, c, standing)
 }
 
 func texts(addresses []netip.Addr) (texts []string) {
@@ -281,7 +283,7 @@ func Status(ctx context.Context, c config.Config) (status.Report, error) {
 	}
 	fillGuardian(&report, c)
 	fillLingering(&report, c)
-	fillResolver(&report, manager, c)
+	fillResolver(&report, manager, c, nil)
 	fillDatapath(&report, c, journal)
 	slices.Sort(report.Problems)
 	return report, nil

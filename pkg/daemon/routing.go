@@ -10,6 +10,7 @@ import (
 
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/config"
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/discovery"
+	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/resolvconf"
 )
 
 // routing says which names go where: what a second attach may change while the first one runs.
@@ -28,12 +29,9 @@ func (d *Daemon) newRouting(c config.Config) (r routing, err error) {
 	if r.zones, err = configuredZones(c); err != nil {
 		return r, err
 	}
-	r.upstreams = c.Upstreams
-	if len(r.upstreams) == 0 {
-		for _, upstream := range d.inspection.Upstreams {
-			r.upstreams = append(r.upstreams, netip.AddrPortFrom(upstream.Addr, config.DNSPort))
-		}
-	}
+	d.mu.Lock()
+	r.upstreams = upstreams(c, d.inspection)
+	d.mu.Unlock()
 	if len(c.DNSEndpoints) > 0 {
 		r.source = discovery.Static(c.DNSEndpoints)
 		return r, nil
@@ -51,6 +49,18 @@ func (d *Daemon) newRouting(c config.Config) (r routing, err error) {
 	}
 	r.source = watcher
 	return r, nil
+}
+
+// upstreams are those that the user named, or else those that the host has.
+func upstreams(c config.Config, inspection resolvconf.Inspection) []netip.AddrPort {
+	if len(c.Upstreams) > 0 {
+		return c.Upstreams
+	}
+	var list []netip.AddrPort
+	for _, upstream := range inspection.Upstreams {
+		list = append(list, netip.AddrPortFrom(upstream.Addr, config.DNSPort))
+	}
+	return list
 }
 
 func (r *routing) start(log *zap.Logger) {

@@ -55,7 +55,7 @@ func TestSameSettings(t *testing.T) {
 		changed := config.Default()
 		field := reflect.ValueOf(&changed).Elem().Field(i)
 		switch field.Interface().(type) {
-		case string, config.Topology, config.ResolverMode, config.EndpointPreference:
+		case string, config.Topology, config.ResolverMode, config.EndpointPreference, config.ChangePolicy:
 			field.SetString(field.String() + "x")
 		case bool:
 			field.SetBool(!field.Bool())

@@ -1,5 +1,6 @@
 // Package resolvconf reads the host's /etc/resolv.conf, says who owns it, puts
-// a temporary one in its place, and puts the original back.
+// a temporary one in its place, keeps it there when others write, and puts the
+// original back.
 //
 // The original is never copied and deleted: renameat2(2) RENAME_EXCHANGE swaps
 // it with ours in one step, so it keeps its inode, times, label and link text,

@@ -41,6 +41,8 @@ var (
 	ErrLeftover = errors.New("left over from an earlier attach")
 	// ErrChanged: somebody replaced the file while we worked; try again.
 	ErrChanged = errors.New("changed by somebody else meanwhile")
+	// ErrNotTaken: there is nothing to put ours back in place of.
+	ErrNotTaken = errors.New("not taken over")
 	// ErrLost: the file in place is ours and the original is nowhere.
 	ErrLost = errors.New("original is lost")
 	// ErrRecordKept: the original is in place, and what is parked or recorded

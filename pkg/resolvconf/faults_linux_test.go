@@ -49,22 +49,78 @@ type operation struct {
 	name  string
 	ready func(t testing.TB, h host) // before it
 	do    func(m *Manager) error
+	// rebuilt: the original can only be made anew.
+	rebuilt bool
+	// foreign: somebody's file was in place. Cut short, it may be that still,
+	// with the original parked.
+	foreign bool
+	// missing: there was no file before it.
+	missing bool
+}
+
+// prepare brings the host to where the operation begins, and returns what a
+// restore must leave after it.
+func (o operation) prepare(t testing.TB, h host) identity {
+	t.Helper()
+	want := identify(t, h.path)
+	if o.ready != nil {
+		o.ready(t, h)
+	}
+	switch {
+	case o.rebuilt:
+		return want.rebuilt()
+	case o.foreign:
+		return identify(t, h.path)
+	}
+	return want
+}
+
+// tidy is what is left to do after a restore that left a foreign file alone.
+func (o operation) tidy(t testing.TB, h host) {
+	t.Helper()
+	if o.foreign {
+		must(t, h.manager(t, nil).TakeOver(askAll))
+		_, err := h.manager(t, nil).Restore()
+		must(t, err)
+	}
+}
+
+// intrude puts somebody else's file in place.
+func intrude(t testing.TB, h host) {
+	t.Helper()
+	write(t, h.etc+"/x", "# theirs\nnameserver 203.0.113.9\n")
+	must(t, os.Rename(h.etc+"/x", h.path))
 }
 
 var operations = []operation{
-	{"takeover", nil, func(m *Manager) error { return m.TakeOver(askAll) }},
-	{"converge", func(t testing.TB, h host) { must(t, h.manager(t, nil).TakeOver(askAll)) },
-		func(m *Manager) error {
+	{name: "takeover", do: func(m *Manager) error { return m.TakeOver(askAll) }},
+	{name: "converge", ready: func(t testing.TB, h host) { must(t, h.manager(t, nil).TakeOver(askAll)) },
+		do: func(m *Manager) error {
 			return m.TakeOver(TakeOver{Nameservers: addrs("::1"), UpstreamsGiven: true})
 		}},
-	{"restore", func(t testing.TB, h host) { must(t, h.manager(t, nil).TakeOver(askAll)) },
-		func(m *Manager) error { _, err := m.Restore(); return err }},
-	{"suspend", func(t testing.TB, h host) { must(t, h.manager(t, nil).TakeOver(ask)) },
-		func(m *Manager) error { _, err := m.Suspend(); return err }},
-	{"rebuild", func(t testing.TB, h host) {
+	{name: "retake", foreign: true, ready: func(t testing.TB, h host) {
+		must(t, h.manager(t, nil).TakeOver(askAll))
+		intrude(t, h)
+	}, do: func(m *Manager) error { return m.TakeOver(askAll) }},
+	{name: "put back", missing: true, ready: func(t testing.TB, h host) {
+		must(t, h.manager(t, nil).TakeOver(askAll))
+		must(t, os.Remove(h.path))
+	}, do: func(m *Manager) error { return m.PutBack(askAll) }},
+	{name: "revert", foreign: true, rebuilt: true, ready: func(t testing.TB, h host) {
+		must(t, h.manager(t, nil).TakeOver(askAll))
+		saved := readFile(t, h.path)
+		intrude(t, h)
+		must(t, h.manager(t, nil).TakeOver(askAll))
+		write(t, h.path, saved)
+	}, do: func(m *Manager) error { return m.TakeOver(askAll) }},
+	{name: "restore", ready: func(t testing.TB, h host) { must(t, h.manager(t, nil).TakeOver(askAll)) },
+		do: func(m *Manager) error { _, err := m.Restore(); return err }},
+	{name: "suspend", ready: func(t testing.TB, h host) { must(t, h.manager(t, nil).TakeOver(askAll)) },
+		do: func(m *Manager) error { _, err := m.Suspend(); return err }},
+	{name: "rebuild", rebuilt: true, ready: func(t testing.TB, h host) {
 		must(t, h.manager(t, nil).TakeOver(askAll))
 		must(t, hostfs.RemoveIfExists(hostfs.OS(), h.etc+"/"+ParkedName))
-	}, func(m *Manager) error { _, err := m.Restore(); return err }},
+	}, do: func(m *Manager) error { _, err := m.Restore(); return err }},
 }
 
 // TestFaults lets every single call fail, fail for good, or be the last of a
@@ -75,7 +131,7 @@ var operations = []operation{
 func TestFaults(t *testing.T) {
 	exhaustive(t)
 	root(t)
-	allFaults(t, append(faultOriginals(), locked)) // TestPowerLoss copies files, and no copy has the attribute
+	allFaults(t, append(faultOriginals(), locked), operations) // TestPowerLoss copies files, and no copy has the attribute
 }
 
 // TestFaultsInPlace is TestFaults of a file that can only be overwritten.
@@ -84,10 +140,12 @@ func TestFaultsInPlace(t *testing.T) {
 	if !inMountNamespace(t) {
 		return
 	}
-	allFaults(t, []originalCase{mounted, mountedLong})
+	// Nobody can rename a file to a mount point, or remove it.
+	possible := slices.DeleteFunc(slices.Clone(operations), func(o operation) bool { return o.foreign || o.missing })
+	allFaults(t, []originalCase{mounted, mountedLong}, possible)
 }
 
-func allFaults(t *testing.T, list []originalCase) {
+func allFaults(t *testing.T, list []originalCase, operations []operation) {
 	t.Helper()
 	points, kills := 0, 0
 	for _, oc := range list {
@@ -136,12 +194,9 @@ func (f fault) run(t *testing.T) (more, killed bool) {
 	h := newFastHost(t)
 	defer h.discard()
 	f.oc.make(t, h)
-	before := identify(t, h.path)
-	if f.op.ready != nil {
-		f.op.ready(t, h)
-	}
+	before := f.op.prepare(t, h)
 	inode := before.Ino
-	if f.op.name == "rebuild" || f.unsupported["link"] != nil {
+	if f.unsupported["link"] != nil {
 		before = before.rebuilt()
 	}
 	ffs := &faultfs.FS{Under: hostfs.OS(), Mode: f.mode, At: f.at, Err: f.errno, Unsupported: f.unsupported, NoSync: true}
@@ -165,7 +220,7 @@ func (f fault) run(t *testing.T) (more, killed bool) {
 			t.Errorf("%s\n%s is in place and not synced", where, base)
 		}
 	}
-	if f.op.name == "rebuild" && strings.HasPrefix(calls[f.at-1], "setxattr ") && (errors.Is(f.errno, syscall.EPERM) || errors.Is(f.errno, syscall.EINVAL)) {
+	if f.op.rebuilt && strings.HasPrefix(calls[f.at-1], "setxattr ") && (errors.Is(f.errno, syscall.EPERM) || errors.Is(f.errno, syscall.EINVAL)) {
 		return true, killed // An attribute that is refused is listed as inexact instead.
 	}
 	// Never missing, never torn.
@@ -173,7 +228,8 @@ func (f fault) run(t *testing.T) (more, killed bool) {
 	plain := now
 	plain.Flags = before.Flags // they are set again last
 	whole := now.Exists && sealed([]byte(now.Content)) || before.rebuilt().diff(plain.rebuilt()) == ""
-	if !whole && !stat(t, h.path).MountRoot { // one that is overwritten may be both
+	// One that is overwritten may be both.
+	if !whole && (now.Exists || !f.op.missing) && !stat(t, h.path).MountRoot {
 		t.Errorf("%s\nneither ours nor the original: %+v", where, now)
 	}
 	switch {
@@ -216,6 +272,7 @@ func (f fault) run(t *testing.T) (more, killed bool) {
 	if d := before.rebuilt().diff(got.rebuilt()); d != "" {
 		t.Errorf("%s\nafter restore (-want +got)\n%s", where, d)
 	}
+	f.op.tidy(t, h)
 	h.clean(t)
 	return true, killed
 }
@@ -244,6 +301,9 @@ func TestKillAtSteps(t *testing.T) {
 	want := map[string][]string{
 		"takeover": {"A1", "A4", "A6", "A7", "A8"},
 		"converge": {"A1", "A4", "A6", "A7", "A8"},
+		"retake":   {"A1", "D1", "D6", "A4", "A6", "A7", "A8"},
+		"put back": {"A1", "A4", "A6", "A7", "A8"},
+		"revert":   {"A1", "D1", "D2", "D3", "D6", "A4", "A6", "A7", "A8"},
 		"restore":  {"D1", "D2", "D3", "D6"},
 		"suspend":  {"D1", "D2", "D3"},
 		"rebuild":  {"D1", "D2", "D3", "D6"},
@@ -255,13 +315,7 @@ func TestKillAtSteps(t *testing.T) {
 				for _, when := range []string{"before", "after"} {
 					h := newFastHost(t)
 					oc.make(t, h)
-					before := identify(t, h.path)
-					if op.name == "rebuild" {
-						before = before.rebuilt()
-					}
-					if op.ready != nil {
-						op.ready(t, h)
-					}
+					before := op.prepare(t, h)
 					m := h.manager(t, nil)
 					m.hook = func(point string) {
 						if point == step+" "+when {
@@ -277,6 +331,7 @@ func TestKillAtSteps(t *testing.T) {
 					if d := before.diff(identify(t, h.path)); d != "" {
 						t.Errorf("%s: %s killed %s %s (-want +got)\n%s", oc.name, op.name, when, step, d)
 					}
+					op.tidy(t, h)
 					h.clean(t)
 				}
 			}
@@ -297,10 +352,7 @@ func TestPowerLoss(t *testing.T) {
 			t.Run(oc.name+"/"+op.name, func(t *testing.T) {
 				h := newFastHost(t)
 				oc.make(t, h)
-				before := identify(t, h.path).rebuilt()
-				if op.ready != nil {
-					op.ready(t, h)
-				}
+				before := op.prepare(t, h).rebuilt()
 				snaps := filepath.Dir(h.root)
 				var dirs []string
 				var calls []string
@@ -332,7 +384,7 @@ func TestPowerLoss(t *testing.T) {
 					must(t, os.Rename(h.root, filepath.Join(snaps, "used"+fmt.Sprint(i))))
 					must(t, os.Rename(dir, h.root))
 					now := identify(t, h.path).rebuilt()
-					if before.diff(now) != "" && (!now.Exists || !sealed([]byte(now.Content))) {
+					if before.diff(now) != "" && !sealed([]byte(now.Content)) && (now.Exists || !op.missing) {
 						t.Errorf("before %s: neither original nor ours: %+v", calls[i], now)
 					}
 					m, err := h.open(nil)
@@ -345,6 +397,7 @@ func TestPowerLoss(t *testing.T) {
 					if d := before.diff(identify(t, h.path).rebuilt()); d != "" {
 						t.Errorf("before %s (-want +got)\n%s", calls[i], d)
 					}
+					op.tidy(t, h)
 					h.clean(t)
 					points++
 				}

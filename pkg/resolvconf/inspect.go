@@ -72,6 +72,7 @@ type survey struct {
 	Inspection
 	cur object
 	rec record
+	eff effective
 }
 
 func (m *Manager) inspect(own []netip.Addr) (survey, error) {
@@ -94,6 +95,7 @@ func (m *Manager) inspect(own []netip.Addr) (survey, error) {
 	if err != nil {
 		return survey{}, explain("read "+m.path, err)
 	}
+	s.eff = eff
 	s.Target, s.File = eff.target, Parse(eff.content)
 	if cur.Type == TypeSymlink && eff.dangling && s.State != StateOurs {
 		s.Type = TypeDangling
@@ -147,6 +149,7 @@ func (m *Manager) unroot(path string) string {
 // effective is the content that a resolver would read.
 type effective struct {
 	target   string
+	links    []string // the names of the links on the way to target
 	content  []byte
 	dangling bool
 	tooLarge bool
@@ -158,14 +161,19 @@ func (m *Manager) effective(s survey) (effective, error) {
 	if s.State != StateOurs || !s.rec.known {
 		return m.follow(s.cur, m.path)
 	}
+	return m.former(s.rec)
+}
+
+// former reads what the original leads to.
+func (m *Manager) former(rec record) (effective, error) {
 	parked, err := m.look(m.parked)
 	if err != nil {
 		return effective{}, err
 	}
-	if s.rec.isOriginal(parked) {
+	if rec.isOriginal(parked) {
 		return m.follow(parked, m.parked)
 	}
-	o := s.rec.original
+	o := rec.original
 	return m.follow(object{Type: o.Type, link: string(o.Link), content: o.Content}, m.path)
 }
 
@@ -176,15 +184,17 @@ const maxLinks = 40
 // letters, which is only wrong for a ".." behind a linked directory; it is the
 // name to show and to tell the owner by, and the read follows it again.
 func (m *Manager) follow(o object, name string) (effective, error) {
+	var links []string
 	for range maxLinks {
 		switch o.Type {
 		case TypeRegular:
-			return effective{target: name, content: o.content, tooLarge: o.tooLarge}, nil
+			return effective{target: name, links: links, content: o.content, tooLarge: o.tooLarge}, nil
 		case TypeMissing:
-			return effective{target: name, dangling: true}, nil
+			return effective{target: name, links: links, dangling: true}, nil
 		case TypeOther:
-			return effective{target: name}, nil
+			return effective{target: name, links: links}, nil
 		}
+		links = append(links, name)
 		if filepath.IsAbs(o.link) {
 			name = filepath.Clean(o.link)
 		} else {
@@ -196,7 +206,7 @@ func (m *Manager) follow(o object, name string) (effective, error) {
 		}
 		o = next
 	}
-	return effective{target: name, dangling: true}, nil
+	return effective{target: name, links: links, dangling: true}, nil
 }
 
 // Files in which managers publish the servers that they learned.
@@ -230,7 +240,7 @@ func (m *Manager) upstreams(s *survey, own []netip.Addr) error {
 	if s.State == StateOurs && s.rec.known {
 		// While attached the managers may publish our own address; what was
 		// chosen at attach is still true then.
-		others = append(others, serverList{source: "journal", servers: s.rec.original.Upstreams})
+		others = append(others, serverList{source: journalSource, servers: s.rec.original.Upstreams})
 	}
 	s.Upstreams, s.Dropped = chooseUpstreams(serverList{s.Target, s.File.Nameservers}, uplinks, others, own)
 	return nil

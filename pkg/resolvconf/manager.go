@@ -176,12 +176,21 @@ func (m *Manager) look(name string) (object, error) {
 }
 
 // Kinds of journal records. The name of all is the file's path, followed for
-// kindContent by "@" and the digest.
+// kindContent and kindEarlier by "@" and the digest of a text of ours.
 const (
 	kindOriginal = "resolv.conf"
 	kindContent  = "resolv.conf.content"
 	kindAttached = "resolv.conf.attached"
+	kindEarlier  = "resolv.conf.earlier"
 )
+
+// allRecords are the kinds of records besides the original, which goes last.
+var allRecords = []string{kindAttached, kindContent, kindEarlier}
+
+// maxEarlier bounds how many earlier originals are remembered: as many VPN
+// clients, each within the other, as somebody may have, and no more, since a
+// journal of a host that stays attached for months must not grow.
+const maxEarlier = 4
 
 // original is the record of A4: all there is to know of the file before us.
 type original struct {
@@ -200,6 +209,9 @@ type original struct {
 	// Upstreams are values, since the files they came from change while we are
 	// attached.
 	Upstreams []netip.Addr `json:"upstreams,omitempty"`
+	// Serial counts the originals of one attach, from 0. It is in our text, so
+	// that the text tells which original it stands for.
+	Serial int `json:"serial,omitempty"`
 }
 
 // content is the record of one text of ours, by which it is known again.
@@ -221,11 +233,12 @@ type attached struct {
 type record struct {
 	known    bool // there is an original
 	original original
-	texts    map[string]content // by the digest of the text
+	texts    map[string]content  // by the digest of the text
+	earlier  map[string]original // digest of a text of before -> the original that it stood for
 }
 
 func (m *Manager) record() (record, error) {
-	r := record{texts: map[string]content{}}
+	r := record{texts: map[string]content{}, earlier: map[string]original{}}
 	known, err := m.journal.Lookup(kindOriginal, m.path, &r.original)
 	if err != nil {
 		return record{}, err
@@ -233,16 +246,36 @@ func (m *Manager) record() (record, error) {
 	r.known = known
 	for _, c := range m.journal.Changes() {
 		sum, ok := strings.CutPrefix(c.Name, m.path+"@")
-		if c.Kind != kindContent || !ok {
+		if !ok {
 			continue
 		}
-		var t content
-		if _, err := m.journal.Lookup(c.Kind, c.Name, &t); err != nil {
-			return record{}, err
+		switch c.Kind {
+		case kindContent:
+			var t content
+			if _, err := m.journal.Lookup(c.Kind, c.Name, &t); err != nil {
+				return record{}, err
+			}
+			r.texts[sum] = t
+		case kindEarlier:
+			var o original
+			if _, err := m.journal.Lookup(c.Kind, c.Name, &o); err != nil {
+				return record{}, err
+			}
+			r.earlier[sum] = o
 		}
-		r.texts[sum] = t
+
 	}
 	return r, nil
+}
+
+// reverted returns the original that an earlier text of ours stood for, if o
+// is one: somebody has put it back.
+func (r record) reverted(o object) (original, bool) {
+	if o.Type != TypeRegular || o.tooLarge || r.ours(o) {
+		return original{}, false
+	}
+	was, ok := r.earlier[digest(o.content)]
+	return was, ok
 }
 
 // ours reports whether o is a text that we wrote, unchanged.

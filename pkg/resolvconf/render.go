@@ -45,6 +45,7 @@ type rendering struct {
 	path        string // absolute
 	undo        byHand
 	attachID    string
+	serial      int // of the original
 	version     string
 	nameservers []netip.Addr
 	base        File // search, options and sortlist are carried over from it
@@ -58,7 +59,11 @@ func (r rendering) render() ([]byte, error) {
 	}
 	var b bytes.Buffer
 	fmt.Fprintln(&b, headerLine)
-	fmt.Fprintf(&b, "# Attach id: %s (k2s-dnsbpf %s)\n", r.attachID, r.version)
+	again := ""
+	if r.serial > 0 {
+		again = fmt.Sprintf(", taken over again %d", r.serial)
+	}
+	fmt.Fprintf(&b, "# Attach id: %s%s (k2s-dnsbpf %s)\n", r.attachID, again, r.version)
 	fmt.Fprintln(&b, "# Don't edit: changes are lost at detach.")
 	fmt.Fprintln(&b, "# Look:      k2s-dnsbpf status")
 	fmt.Fprintln(&b, "# Undo:      sudo k2s-dnsbpf detach")

@@ -66,12 +66,12 @@ func (m *Manager) Restore() (Outcome, error) {
 func (m *Manager) Suspend() (Outcome, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	out, _, err := m.reinstate()
+	out, _, err := m.reinstate(false)
 	return out, err
 }
 
 func (m *Manager) restore() (Outcome, error) {
-	out, settled, err := m.reinstate()
+	out, settled, err := m.reinstate(true)
 	switch {
 	case err != nil:
 		return Outcome{}, err
@@ -82,14 +82,14 @@ func (m *Manager) restore() (Outcome, error) {
 		}
 		return m.finish(rec, out)
 	case out.Result == NothingToDo:
-		return out, m.forget()
+		return out, m.forget(allRecords...)
 	}
 	return out, nil
 }
 
 // reinstate is D1 to D3. It reports whether the matter is settled, so that what
-// is parked and recorded can go.
-func (m *Manager) reinstate() (out Outcome, settled bool, err error) {
+// is parked and recorded can go. Unless durable it leaves the journal as it is.
+func (m *Manager) reinstate(durable bool) (out Outcome, settled bool, err error) {
 	doing := "restore " + m.path
 	var rec record
 	var cur object
@@ -110,11 +110,22 @@ func (m *Manager) reinstate() (out Outcome, settled bool, err error) {
 	case StateOriginal:
 		return Outcome{Result: NothingToDo, Detail: "the original is in place"}, true, nil
 	case StateForeign:
-		if !strands(cur, rec) {
-			out, err = m.leave(rec)
+		was, reverted := rec.reverted(cur)
+		switch {
+		case reverted:
+			if durable {
+				// Written down first: cut short, this must not end with the other.
+				if err := m.journal.Replace(kindOriginal, m.path, was); err != nil {
+					return Outcome{}, false, m.explain(doing, err)
+				}
+			}
+			rec.original = was
+		case !strands(cur, rec):
+			out, err = m.leave(rec, cur)
 			return out, false, err
+		default:
+			m.keepEdited(cur)
 		}
-		m.keepEdited(cur)
 	}
 	out = Outcome{Result: Restored}
 	err = m.at("D2", func() error {
@@ -126,7 +137,7 @@ func (m *Manager) reinstate() (out Outcome, settled bool, err error) {
 			}
 		} else {
 			out.Inexact, err = m.putBack(rec, cur)
-			out.Detail = describeOriginal(rec.original)
+			out.Detail = m.describeOriginal(rec.original)
 		}
 		if err != nil {
 			return err
@@ -152,11 +163,42 @@ func (m *Manager) reinstate() (out Outcome, settled bool, err error) {
 	return out, true, nil
 }
 
-func describeOriginal(o original) string {
-	if o.Type == TypeSymlink {
-		return fmt.Sprintf("symbolic link to %s", o.Link)
+// Warning says what is wrong with what Restore would put back, "" if nothing
+// is. To be asked before, for a restore that another process does.
+func (m *Manager) Warning() (string, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	rec, err := m.record()
+	if err != nil || !rec.known {
+		return "", err
 	}
-	return fmt.Sprintf("regular file of %d bytes", len(o.Content))
+	if text := m.describeOriginal(rec.original); strings.Contains(text, danglesNote) {
+		return text, nil
+	}
+	return "", nil
+}
+
+const danglesNote = ", which doesn't exist: start the program that writes it"
+
+// describeOriginal warns of a link that leads nowhere now: it is put back all
+// the same, since its target is somebody else's to make.
+func (m *Manager) describeOriginal(o original) string {
+	if o.Type != TypeSymlink {
+		return fmt.Sprintf("regular file of %d bytes", len(o.Content))
+	}
+	text := fmt.Sprintf("symbolic link to %s", o.Link)
+	eff, err := m.follow(object{Type: TypeSymlink, link: string(o.Link)}, m.path)
+	if err != nil || !eff.dangling {
+		return text
+	}
+	text += danglesNote
+	for i, a := range o.Upstreams {
+		if i == 0 {
+			text += ", or replace the link by a file with"
+		}
+		text += " nameserver " + a.String()
+	}
+	return text
 }
 
 // unchanged fails if the name isn't any more what it was when we looked.
@@ -287,19 +329,19 @@ func (m *Manager) finish(rec record, out Outcome) (Outcome, error) {
 	if err := m.complete(rec.original); err != nil {
 		return Outcome{}, m.explain(m.path+" is restored: set its attributes again", err)
 	}
-	if err := m.discard(); err != nil {
+	if err := m.discard(allRecords...); err != nil {
 		return out, fmt.Errorf("%s: %w: %w", m.path, ErrRecordKept, err)
 	}
 	return out, nil
 }
 
-// discard removes the parked original and all records.
-func (m *Manager) discard() error {
+// discard removes the parked original, its record and those of other kinds.
+func (m *Manager) discard(kinds ...string) error {
 	return m.at("D6", func() error {
 		if err := m.drop(m.parked, m.fresh); err != nil {
 			return m.explain("clear up beside "+m.path, err)
 		}
-		return m.forget()
+		return m.forget(kinds...)
 	})
 }
 
@@ -324,9 +366,9 @@ func (m *Manager) drop(names ...string) error {
 	return m.fs.SyncDir(m.dir)
 }
 
-func (m *Manager) forget() error {
+func (m *Manager) forget(kinds ...string) error {
 	for _, c := range m.journal.Changes() {
-		if c.Kind == kindAttached && c.Name == m.path || c.Kind == kindContent && strings.HasPrefix(c.Name, m.path+"@") {
+		if slices.Contains(kinds, c.Kind) && (c.Name == m.path || strings.HasPrefix(c.Name, m.path+"@")) {
 			if err := m.journal.Forget(c.Kind, c.Name); err != nil {
 				return err
 			}
@@ -336,13 +378,16 @@ func (m *Manager) forget() error {
 }
 
 // leave is the end of a restore that found somebody else's file.
-func (m *Manager) leave(rec record) (Outcome, error) {
+func (m *Manager) leave(rec record, cur object) (Outcome, error) {
 	parked, err := m.look(m.parked)
 	if err != nil {
 		return Outcome{}, m.explain("restore "+m.path, err)
 	}
 	out := Outcome{Result: LeftForeign}
 	switch {
+	case cur.info.MountRoot && !rec.original.InPlace:
+		out.Detail = fmt.Sprintf("a mount covers %s, and is kept; ours is below it: unmount it and run k2s-dnsbpf restore", m.path)
+		return out, nil
 	case rec.original.Type == TypeMissing:
 		out.Detail = fmt.Sprintf("%s was made by somebody else, and is kept; before the attach there was none", m.path)
 	case rec.isOriginal(parked):

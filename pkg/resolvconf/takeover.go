@@ -6,6 +6,7 @@ import (
 	"io/fs"
 	"net/netip"
 	"slices"
+	"strings"
 	"syscall"
 
 	"go.uber.org/zap"
@@ -26,6 +27,9 @@ type TakeOver struct {
 	// UpstreamsGiven: the caller has upstreams of its own (--upstream), so
 	// ErrNoUpstream is no reason to refuse.
 	UpstreamsGiven bool
+	// LastGood are the upstreams in use, recorded with an original that names
+	// none at the moment.
+	LastGood []netip.Addr
 	// InPlace: where the file is a bind mount, which can't be renamed, its
 	// content is overwritten. Programs that read it in that instant may find
 	// the one, the other, or the new one and blank lines.
@@ -57,7 +61,9 @@ func (t TakeOver) Refused(i Inspection) error {
 // undo itself could not do, the error says too and Restore will.
 //
 // If a foreign file is in place of ours it becomes the new original, and the
-// old one is discarded.
+// old one is discarded. If it is an earlier file of ours, from before such a
+// change, then somebody has undone that change, as a VPN client does that puts
+// back what it found: the original of that time is the original again.
 func (m *Manager) TakeOver(t TakeOver) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -73,25 +79,30 @@ func (m *Manager) TakeOver(t TakeOver) error {
 	}
 	// A takeover that goes on needs no new leave.
 	t.InPlace = t.InPlace || s.rec.original.InPlace
+	if _, reverted := s.rec.reverted(s.cur); reverted {
+		t.UpstreamsGiven = true // the original of that time had some
+	}
 	if err := t.Refused(s.Inspection); err != nil {
 		return fmt.Errorf("take over: %w", err)
 	}
 	if s.State == StateOurs {
 		return m.converge(s, t)
 	}
+	serial := 0
 	if s.rec.known || len(s.rec.texts) > 0 {
-		if err := m.settle(); err != nil {
+		serial = s.rec.original.Serial + 1
+		if err := m.settle(s.rec); err != nil {
 			return err
 		}
 		if s, err = m.inspect(own); err != nil {
 			return fmt.Errorf("take over: %w", err)
 		}
 	}
-	return m.takeOver(s, t)
+	return m.takeOver(s, t, serial)
 }
 
 // settle ends an earlier attach before a new one begins.
-func (m *Manager) settle() error {
+func (m *Manager) settle(rec record) error {
 	out, err := m.restore()
 	if err != nil {
 		return fmt.Errorf("take over: undo the earlier attach: %w", err)
@@ -101,15 +112,41 @@ func (m *Manager) settle() error {
 	}
 	m.log.Info("the file was replaced by somebody else while attached: that one is the original from now on",
 		zap.String("path", m.path))
-	return m.discard()
+	if err := m.remember(rec); err != nil {
+		return m.explain("take over "+m.path, err)
+	}
+	return m.discard(kindAttached, kindContent)
 }
 
-func (m *Manager) takeOver(s survey, t TakeOver) error {
-	orig, err := m.describe(s)
+// remember notes which original our texts stood for, before another takes its
+// place.
+func (m *Manager) remember(rec record) error {
+	for sum := range rec.texts {
+		if err := m.journal.Record(kindEarlier, m.path+"@"+sum, rec.original); err != nil {
+			return err
+		}
+	}
+	var names []string
+	for _, c := range m.journal.Changes() {
+		if c.Kind == kindEarlier && strings.HasPrefix(c.Name, m.path+"@") {
+			names = append(names, c.Name)
+		}
+	}
+	for _, name := range names[:max(0, len(names)-maxEarlier)] {
+		if err := m.journal.Forget(kindEarlier, name); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (m *Manager) takeOver(s survey, t TakeOver, serial int) error {
+	orig, err := m.describe(s, t)
 	if err != nil {
 		return m.explain("take over "+m.path+": save the original", err)
 	}
-	text, err := m.render(s, t, orig)
+	orig.Serial = serial
+	text, err := m.render(s.File, orig, t)
 	if err != nil {
 		return fmt.Errorf("take over: %w", err)
 	}
@@ -133,10 +170,10 @@ func (m *Manager) takeOver(s survey, t TakeOver) error {
 	return nil
 }
 
-func (m *Manager) render(s survey, t TakeOver, orig original) ([]byte, error) {
+func (m *Manager) render(base File, orig original, t TakeOver) ([]byte, error) {
 	return rendering{
-		path: m.path, undo: m.byHand(orig), attachID: m.attachID(), version: m.opts.Version,
-		nameservers: t.Nameservers, base: s.File,
+		path: m.path, undo: m.byHand(orig), attachID: m.attachID(), serial: orig.Serial, version: m.opts.Version,
+		nameservers: t.Nameservers, base: base,
 	}.render()
 }
 
@@ -150,10 +187,13 @@ func (m *Manager) recordText(t TakeOver, orig original, text []byte) error {
 }
 
 // describe collects all that a rebuild of the original would need.
-func (m *Manager) describe(s survey) (original, error) {
+func (m *Manager) describe(s survey, t TakeOver) (original, error) {
 	o := original{Type: s.cur.Type, Info: s.cur.info, Parked: m.parked, InPlace: s.cur.info.MountRoot, AttachID: m.attachID()}
 	for _, u := range s.Upstreams {
 		o.Upstreams = append(o.Upstreams, u.Addr)
+	}
+	if len(o.Upstreams) == 0 {
+		o.Upstreams = t.LastGood
 	}
 	if !s.cur.exists() {
 		return o, nil
@@ -323,7 +363,7 @@ func (m *Manager) attached(method string) error {
 func (m *Manager) undone(cause error) error {
 	out, err := m.restore()
 	if err == nil && out.Result == LeftForeign {
-		err = m.discard()
+		err = m.discard(allRecords...)
 	}
 	if err != nil {
 		return fmt.Errorf("%w; the undo failed too, run k2s-dnsbpf restore when that is solved: %w", cause, err)
@@ -331,55 +371,114 @@ func (m *Manager) undone(cause error) error {
 	return cause
 }
 
-// converge changes our file for another of ours. The original stays as it is.
-func (m *Manager) converge(s survey, t TakeOver) error {
-	text, err := m.render(s, t, s.rec.original)
+// PutBack puts ours in place again, whatever is there now: nothing, ours with
+// another mode, or a file that is no configuration, such as an empty one. The
+// original stays what it is. A regular file that is not ours is copied to the
+// state directory before. With nothing taken over it fails with ErrNotTaken.
+func (m *Manager) PutBack(t TakeOver) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	doing := "put back " + m.path
+	var s survey
+	err := m.at("A1", func() (err error) {
+		s, err = m.inspect(append(slices.Clone(m.opts.Listen), t.Nameservers...))
+		return err
+	})
 	if err != nil {
-		return fmt.Errorf("take over: %w", err)
+		return fmt.Errorf("%s: %w", doing, err)
 	}
-	doing := "renew " + m.path
-	if digest(text) != digest(s.cur.content) {
-		err := m.at("A4", func() error {
-			return m.recordText(t, s.rec.original, text)
-		})
-		if err != nil {
-			return m.explain(doing, err)
-		}
-		if err := m.renew(s, text); err != nil {
-			// Either of the two is ours and recorded; only the spare name goes.
-			return errors.Join(m.explain(doing, err), hostfs.RemoveIfExists(m.fs, m.fresh))
-		}
-		if err := m.journal.Forget(kindAttached, m.path); err != nil {
-			return m.explain(doing, err)
-		}
+	if !s.rec.known {
+		return fmt.Errorf("%s: %w", doing, ErrNotTaken)
 	}
-	if err := m.attached("converge"); err != nil {
+	t.UpstreamsGiven, t.InPlace = true, t.InPlace || s.rec.original.InPlace
+	if err := t.Refused(s.Inspection); err != nil {
+		return err
+	}
+	before, err := m.former(s.rec)
+	if err != nil {
 		return m.explain(doing, err)
 	}
+	text, err := m.render(Parse(before.content), s.rec.original, t)
+	if err != nil {
+		return fmt.Errorf("%s: %w", doing, err)
+	}
+	if s.cur.Type == TypeRegular && !s.rec.ours(s.cur) {
+		m.keepEdited(s.cur)
+	}
+	if err := m.renew(s, t, text); err != nil {
+		return m.explain(doing, err)
+	}
+	m.log.Info("resolver file put back", zap.String("path", m.path))
 	return nil
 }
 
-// renew puts another text of ours in place of one.
-func (m *Manager) renew(s survey, text []byte) error {
-	if s.rec.original.InPlace {
-		return m.at("A7", func() error { return m.overwriteFile(s.cur, text) })
+// converge changes our file for another of ours. The original stays as it is.
+func (m *Manager) converge(s survey, t TakeOver) error {
+	text, err := m.render(s.File, s.rec.original, t)
+	if err != nil {
+		return fmt.Errorf("take over: %w", err)
 	}
+	if digest(text) != digest(s.cur.content) {
+		err = m.renew(s, t, text)
+	} else {
+		err = m.attached("converge")
+	}
+	return m.explain("renew "+m.path, err)
+}
+
+// renew puts text in place of what s found. The original is not touched.
+func (m *Manager) renew(s survey, t TakeOver, text []byte) error {
+	if err := m.at("A4", func() error { return m.recordText(t, s.rec.original, text) }); err != nil {
+		return err
+	}
+	replace := m.replace
+	if s.rec.original.InPlace {
+		replace = func(s survey, text []byte) error {
+			return m.at("A7", func() error { return m.overwriteFile(s.cur, text) })
+		}
+	}
+	if err := replace(s, text); err != nil {
+		return err
+	}
+	if err := m.journal.Forget(kindAttached, m.path); err != nil {
+		return err
+	}
+	if err := m.attached("converge"); err != nil {
+		return err
+	}
+	return m.forgetTexts(digest(text))
+}
+
+// replace does A6 and A7 where there is something that the original is not.
+func (m *Manager) replace(s survey, text []byte) error {
 	err := m.at("A6", func() error {
 		if err := hostfs.RemoveIfExists(m.fs, m.fresh); err != nil {
 			return err
 		}
 		return m.write(m.fresh, s.rec.original, text)
 	})
-	if err != nil {
-		return err
+	if err == nil {
+		err = m.at("A7", func() error {
+			if err := m.swapIn(m.fresh, s.cur); err != nil {
+				return err
+			}
+			return m.fs.SyncDir(m.dir)
+		})
 	}
-	return m.at("A7", func() error {
-		if err := m.unchanged(s.cur); err != nil {
+	// What the spare name has now was replaced, or was never put in place.
+	return errors.Join(err, hostfs.RemoveIfExists(m.fs, m.fresh))
+}
+
+// forgetTexts forgets our texts but for one, once none of them is in place.
+func (m *Manager) forgetTexts(but string) error {
+	for _, c := range m.journal.Changes() {
+		sum, ok := strings.CutPrefix(c.Name, m.path+"@")
+		if !ok || c.Kind != kindContent || sum == but {
+			continue
+		}
+		if err := m.journal.Forget(c.Kind, c.Name); err != nil {
 			return err
 		}
-		if err := m.fs.Rename(m.fresh, m.path); err != nil {
-			return err
-		}
-		return m.fs.SyncDir(m.dir)
-	})
+	}
+	return nil
 }

@@ -11,6 +11,9 @@ type Upstream struct {
 	Source string // a path, or "journal"
 }
 
+// journalSource is the source of servers that only the journal still knows.
+const journalSource = "journal"
+
 // serverList is one source of servers.
 type serverList struct {
 	source  string

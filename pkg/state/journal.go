@@ -260,6 +260,25 @@ func (j *Journal) Record(kind, name string, data any) error {
 	})
 }
 
+// Replace is Record, but if that kind and name is recorded already its data is
+// exchanged, in one step: what its undo is to bring back is something else now.
+func (j *Journal) Replace(kind, name string, data any) error {
+	raw, err := json.Marshal(data)
+	if err != nil {
+		return fmt.Errorf("journal %s %s: %w", kind, name, err)
+	}
+	return j.update("journal "+kind+" "+name, func(b *body) bool {
+		c := Change{Kind: kind, Name: name, Time: time.Now().UTC().Truncate(time.Millisecond), Data: raw}
+		b.Changes = slices.Clone(b.Changes)
+		if i := index(b.Changes, kind, name); i >= 0 {
+			b.Changes[i] = c
+		} else {
+			b.Changes = append(b.Changes, c)
+		}
+		return true
+	})
+}
+
 // Forget removes the record of a change after it has been undone. It is no
 // failure if there is none.
 func (j *Journal) Forget(kind, name string) error {

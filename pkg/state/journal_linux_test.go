@@ -79,6 +79,12 @@ func TestJournalRoundTrip(t *testing.T) {
 	must(t, j.Record("sysctl", "accept_local", "0"))
 	must(t, j.Record("resolv.conf", "/etc/resolv.conf", map[string]int{"mode": 7}))
 	must(t, j.Record("sysctl", "accept_local", "1")) // Must not replace the oldest.
+	must(t, j.Replace("resolv.conf", "/etc/resolv.conf", map[string]int{"mode": 8}))
+	var data map[string]int
+	if ok, err := mustOpen(t, dir).Lookup("resolv.conf", "/etc/resolv.conf", &data); !ok || err != nil || data["mode"] != 8 {
+		t.Errorf("not replaced: %v, %v, %v", ok, err, data)
+	}
+	must(t, j.Replace("resolv.conf", "/etc/resolv.conf", map[string]int{"mode": 7}))
 
 	info, err := os.Stat(dir)
 	must(t, err)

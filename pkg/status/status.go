@@ -44,7 +44,7 @@ type Lingering struct {
 
 // Resolver is the state of resolv.conf.
 type Resolver struct {
-	State     string   `json:"state" yaml:"state"` // original, ours, foreign, missing, transparent, unknown
+	State     string   `json:"state" yaml:"state"` // original, ours, foreign, contended, missing, transparent, unknown
 	File      string   `json:"file" yaml:"file"`
 	Owner     string   `json:"owner" yaml:"owner"` // whose the file was before
 	Upstreams []string `json:"upstreams" yaml:"upstreams"`
@@ -55,6 +55,21 @@ type Resolver struct {
 	OwnerReasons []string `json:"owner_reasons,omitempty" yaml:"owner_reasons,omitempty"`
 	// Skipped are servers and lines of the file that are not used, each with the reason.
 	Skipped []string `json:"skipped,omitempty" yaml:"skipped,omitempty"`
+	// Note says why a state that is not ours is as it should be.
+	Note string `json:"note,omitempty" yaml:"note,omitempty"`
+	// Events are the last changes by others while attached, oldest first.
+	Events []ResolverEvent `json:"events,omitempty" yaml:"events,omitempty"`
+}
+
+// ResolverEvent is one change of the resolver file by somebody else.
+type ResolverEvent struct {
+	Time   time.Time `json:"time" yaml:"time"`
+	What   string    `json:"what" yaml:"what"`
+	By     string    `json:"by" yaml:"by"` // "unknown" if it cannot be known
+	Action string    `json:"action" yaml:"action"`
+	// Count is how often it happened until Last, if more than once.
+	Count int        `json:"count,omitempty" yaml:"count,omitempty"`
+	Last  *time.Time `json:"last,omitempty" yaml:"last,omitempty"`
 }
 
 // Guardian is the process that restores the resolver file when the daemon dies or hangs.
@@ -231,6 +246,20 @@ func (r Report) writeTable(w io.Writer) error {
 	if err := t.Flush(); err != nil {
 		return err
 	}
+	if len(r.Resolver.Events) > 0 {
+		fmt.Fprintln(t)
+		row("RESOLVER FILE", "CHANGE", "BY", "ACTION")
+		for _, e := range r.Resolver.Events {
+			when := e.Time.Format(time.RFC3339)
+			if e.Last != nil {
+				when += fmt.Sprintf(" (%d until %s)", e.Count, e.Last.Format(time.TimeOnly))
+			}
+			row(when, e.What, e.By, e.Action)
+		}
+		if err := t.Flush(); err != nil {
+			return err
+		}
+	}
 	if len(r.Endpoints) > 0 {
 		fmt.Fprintln(t)
 		row("ENDPOINT", "INTERFACE", "HEALTHY", "SOURCE", "NOTE")
@@ -302,6 +331,9 @@ func (r Report) resolverLine() string {
 	}
 	if r.Resolver.Owner != "" {
 		line += ", owner: " + r.Resolver.Owner
+	}
+	if r.Resolver.Note != "" {
+		line += ": " + r.Resolver.Note
 	}
 	return line
 }

@@ -20,6 +20,7 @@ var update = flag.Bool("update", false, "rewrite the files in testdata")
 
 func reports() map[string]Report {
 	since := time.Date(2026, 3, 1, 12, 30, 0, 0, time.UTC)
+	last := since.Add(time.Minute)
 	return map[string]Report{
 		"attached": {
 			Attached: true, Healthy: true, Topology: "native-linux", Since: &since, Version: "0.1.0", PID: 4711,
@@ -55,7 +56,10 @@ func reports() map[string]Report {
 		},
 		"unhealthy": {
 			Attached: true, Problems: []string{"no endpoint is healthy", "the forwarder does not answer"}, Topology: "native-linux",
-			Resolver:  Resolver{State: "foreign", File: "/etc/resolv.conf", Upstreams: []string{}},
+			Resolver: Resolver{State: "contended", File: "/etc/resolv.conf", Upstreams: []string{}, Events: []ResolverEvent{
+				{Time: since, What: "removed", By: "unknown", Action: "ours put back"},
+				{Time: since, What: "replaced", By: "dhclient, process 7 (sh)", Action: "contended", Count: 12, Last: &last},
+			}},
 			Zones:     []Zone{},
 			Endpoints: []Endpoint{},
 			Counters:  map[string]Counters{},

@@ -1,0 +1,163 @@
+//go:build linux
+
+package daemon
+
+import (
+	"fmt"
+	"time"
+
+	"go.uber.org/zap"
+
+	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/config"
+	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/resolvconf"
+	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/state"
+	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/status"
+)
+
+// evidence is what the keeper asks of a watcher. It is there before one is, and stays without if none can be had.
+type evidence struct{ watcher *resolvconf.Watcher }
+
+func (e *evidence) Follow(names []string) {
+	if e.watcher != nil {
+		e.watcher.Follow(names)
+	}
+}
+
+func (e *evidence) Renamed(name string) bool { return e.watcher != nil && e.watcher.Renamed(name) }
+
+func (e *evidence) Writer(name string) string {
+	if e.watcher == nil {
+		return ""
+	}
+	return e.watcher.Writer(name)
+}
+
+// keepResolver makes the keeper, before anybody can ask for the status.
+func (d *Daemon) keepResolver() {
+	d.evidence = new(evidence)
+	d.keeper = resolvconf.NewKeeper(resolvconf.KeeperOptions{
+		Manager: d.resolver, TakeOver: d.takeOver(), Evidence: d.evidence,
+		Servers: d.follow, Logger: d.log.Named("resolver"),
+	}, d.inspection)
+}
+
+// resolverWatch looks after the resolver file from serve's loop.
+type resolverWatch struct {
+	d    *Daemon
+	wake <-chan struct{}
+	due  *time.Timer
+}
+
+// watchResolver begins to look after the resolver file. Without a watcher a change is noticed with the next heartbeat.
+func (d *Daemon) watchResolver() *resolverWatch {
+	w := &resolverWatch{d: d, due: time.NewTimer(0)}
+	watcher, err := resolvconf.NewWatcher()
+	if err != nil {
+		d.log.Warn("changes of the resolver file are noticed late", zap.Error(err))
+		return w
+	}
+	d.evidence.watcher, w.wake = watcher, watcher.Wake()
+	return w
+}
+
+func (w *resolverWatch) close() {
+	w.due.Stop()
+	if watcher := w.d.evidence.watcher; watcher != nil {
+		watcher.Close()
+		w.d.evidence.watcher = nil
+	}
+}
+
+func (w *resolverWatch) check() {
+	w.d.mu.Lock()
+	policy := changePolicy(w.d.config)
+	w.d.mu.Unlock()
+	if again := w.d.keeper.Check(policy); again > 0 {
+		w.due.Reset(again)
+	}
+}
+
+func changePolicy(c config.Config) resolvconf.Policy {
+	switch {
+	case c.Resolver != config.ResolverTakeover:
+		return resolvconf.PolicyObserve
+	case c.OnForeignChange == config.ChangeYield:
+		return resolvconf.PolicyYield
+	}
+	return resolvconf.PolicyRetake
+}
+
+// follow goes over to the servers that the host has now. A failure leaves the old ones in use.
+func (d *Daemon) follow(now resolvconf.Inspection) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	oldInspection, oldUpstreams := d.inspection, d.routing.upstreams
+	d.inspection, d.routing.upstreams = now, upstreams(d.config, now)
+	if err := d.program(d.snapshot); err != nil {
+		d.inspection, d.routing.upstreams = oldInspection, oldUpstreams
+		return fmt.Errorf("go over to the servers of %s: %w", now.Target, err)
+	}
+	if err := d.publishKubeletFile(); err != nil {
+		d.log.Error("resolver file for pods not renewed", zap.Error(err))
+	}
+	d.log.Info("servers", zap.Stringers("upstreams", d.routing.upstreams), zap.String("path", now.Target))
+	return nil
+}
+
+// restoreWarning says what an operator should know of the file that a detach puts back, "" if there is nothing.
+func restoreWarning(c config.Config) string {
+	journal, err := state.Open(c.StateDir)
+	if err != nil {
+		return ""
+	}
+	manager, err := resolvconf.New(resolvconf.Options{Path: c.ResolvConf, StateDir: c.StateDir, Journal: journal})
+	if err != nil {
+		return ""
+	}
+	warning, err := manager.Warning()
+	if err != nil || warning == "" {
+		return ""
+	}
+	return fmt.Sprintf("%s: %s: %s", c.ResolvConf, resolvconf.Restored, warning)
+}
+
+func resolverEvents(events []resolvconf.Event) []status.ResolverEvent {
+	out := make([]status.ResolverEvent, 0, len(events))
+	for _, e := range events {
+		event := status.ResolverEvent{Time: e.Time.UTC().Truncate(time.Millisecond), What: e.What, By: e.By, Action: e.Action, Count: e.Count}
+		if e.Count > 1 {
+			last := e.Last.UTC().Truncate(time.Millisecond)
+			event.Last = &last
+		}
+		out = append(out, event)
+	}
+	return out
+}
+
+// judgeResolver says what it means that the file is not ours. The host's programs then ask others, who know nothing of
+// the cluster.
+func judgeResolver(report *status.Report, inspection resolvconf.Inspection, c config.Config, standing resolvconf.Standing) {
+	if c.Resolver != config.ResolverTakeover {
+		return
+	}
+	problem := func(remedy string) {
+		report.Problems = append(report.Problems,
+			fmt.Sprintf("%s is %s: programs do not ask k2s-dnsbpf: %s", c.ResolvConf, report.Resolver.State, remedy))
+	}
+	covered := inspection.Type == resolvconf.TypeBindMount && inspection.State != resolvconf.StateOurs
+	switch {
+	case standing == resolvconf.StandingContended:
+		report.Resolver.State = string(resolvconf.StandingContended)
+		problem("others keep rewriting it: it is taken over again once they are quiet: stop them, or attach with --on-foreign-change yield")
+	case covered:
+		report.Resolver.State = string(resolvconf.StateForeign)
+		problem("a mount covers it: unmount it")
+	case inspection.State == resolvconf.StateOurs:
+	case standing == resolvconf.StandingYielded:
+		report.Resolver.Note = "left in place, as onForeignChange says"
+	case report.PID != 0:
+		problem("it is taken over again as soon as it is complete")
+	default:
+		problem("run k2s-dnsbpf detach and attach again")
+	}
+}
