@@ -128,6 +128,7 @@ type Keeper struct {
 	settled  string      // the identity that needs nothing more
 	rested   Standing    // with which it settled
 	served   string      // the servers that were last announced
+	carried  string      // what our file has from the original
 	acts     []time.Time // when something was done, within actWindow
 	retryAt  time.Time
 	failure  string
@@ -149,7 +150,7 @@ func NewKeeper(o KeeperOptions, now Inspection) *Keeper {
 	}
 	// From here on there are servers to ask, whatever the file says.
 	o.TakeOver.UpstreamsGiven, o.TakeOver.LastGood = true, addresses(now)
-	return &Keeper{o: o, log: o.Logger, standing: StandingKept, served: servers(now)}
+	return &Keeper{o: o, log: o.Logger, standing: StandingKept, served: servers(now), carried: carried(now)}
 }
 
 // Standing says how our file stands.
@@ -172,7 +173,13 @@ func (k *Keeper) Events() []Event {
 
 // servers is what a resolver makes of an inspection, in one text.
 func servers(i Inspection) string {
-	return fmt.Sprint(addresses(i), i.File.SearchKeyword, i.File.Search, i.File.Options, i.File.Sortlist)
+	return fmt.Sprint(addresses(i), carried(i))
+}
+
+// carried is what programs find in our file that is the original's. Comments are
+// carried too, and no reason to write it anew.
+func carried(i Inspection) string {
+	return fmt.Sprint(i.File.SearchKeyword, i.File.Search, i.File.Options, i.File.Sortlist)
 }
 
 func addresses(i Inspection) []netip.Addr {
@@ -369,12 +376,12 @@ func (k *Keeper) keep(now time.Time, s sighting) time.Duration {
 			return retryFailed
 		}
 		k.finish(now, s, "followed")
-		if k.policy != PolicyObserve {
-			// For a search list or options that are new; else it changes nothing.
+		if k.policy != PolicyObserve && carried(s.Inspection) != k.carried {
 			if err := k.o.Manager.TakeOver(k.o.TakeOver); err != nil {
 				k.fail(err)
 				return retryFailed
 			}
+			k.carried = carried(s.Inspection)
 		}
 		var err error
 		if s, err = k.sight(); err != nil {
@@ -410,6 +417,7 @@ func (k *Keeper) retake(now time.Time, s sighting, do func(TakeOver) error, acti
 		return retryFailed
 	}
 	k.announce(after)
+	k.carried = carried(after.Inspection)
 	if !after.ours() {
 		return settleWhole // Somebody was there at once: it has not settled.
 	}

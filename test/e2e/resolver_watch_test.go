@@ -16,7 +16,6 @@ import (
 )
 
 const (
-	resolvConf = "/etc/resolv.conf"
 	parked     = "/etc/.resolv.conf.k2s-dnsbpf-original"
 	theirs     = "nameserver 192.0.2.54\n" // asks the second external server only
 	siteFirst  = "192.0.2.53:53 192.0.2.54:53"
