@@ -2,7 +2,6 @@ package discovery
 
 import (
 	"bytes"
-	"errors"
 	"fmt"
 	"strings"
 
@@ -54,7 +53,7 @@ func parseCorefile(text string) (*corefile, error) {
 		return nil, oneLine(err)
 	}
 	if len(parsed) == 0 {
-		return nil, errors.New(corefileName + ": no server block")
+		return nil, fmt.Errorf("%s: no server block", corefileName)
 	}
 	c := &corefile{imports: x.imports}
 	for _, p := range parsed {

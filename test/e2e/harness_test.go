@@ -243,8 +243,11 @@ func (h *host) ended(pids ...int) {
 	eventually(h.t, fmt.Sprintf("the processes %v are gone", pids), func() error {
 		return h.Host().Do(func() error {
 			for _, pid := range pids {
-				if _, err := os.Stat("/proc/" + strconv.Itoa(pid)); !errors.Is(err, fs.ErrNotExist) {
-					return fmt.Errorf("%d is there: %v", pid, err)
+				switch _, err := os.Stat("/proc/" + strconv.Itoa(pid)); {
+				case err == nil:
+					return fmt.Errorf("%d is there", pid)
+				case !errors.Is(err, fs.ErrNotExist):
+					return err
 				}
 			}
 			return nil
