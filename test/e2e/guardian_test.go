@@ -447,10 +447,15 @@ func TestKilledAtManySteps(t *testing.T) {
 	attaches := last(func(n int) int {
 		daemon := h.Host().Command(t.Context(), h.binary, attachArgs("--foreground")...)
 		daemon.Dir, daemon.Env = "/", environment
-		stop := h.watchFiles(n, func() { _ = daemon.Process.Kill() })
+		started := make(chan struct{})
+		stop := h.watchFiles(n, func() {
+			<-started
+			_ = daemon.Process.Kill()
+		})
 		if err := daemon.Start(); err != nil {
 			t.Fatal(err)
 		}
+		close(started)
 		killed := make(chan error, 1)
 		go func() { killed <- daemon.Wait() }()
 		for deadline := time.Now().Add(patience); ; {

@@ -156,17 +156,19 @@ func TestRollingRestart(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if lost > int(overflowed) {
-		t.Errorf("%d of %d queries were lost, %d of them for want of room in CoreDNS's sockets", lost, sum, overflowed)
-	}
 	t.Logf("%d rolling restarts in %s under %.0f queries a second: %d lost, %d overflowed", restarts, took.Round(time.Millisecond),
 		float64(sum)/time.Since(begin).Seconds(), lost, overflowed)
 	after := h.dataplane()
-	steered := 0
+	steered, replied := 0, 0
 	for _, scope := range []string{"host", "kubeswitch", "pod"} {
 		steered += after.rose(before, scope, "steered")
+		replied += after.rose(before, scope, "replied")
 	}
-	if steered != sum {
-		t.Errorf("%d of %d queries were steered: %v", steered, sum, after.Reasons)
+	if steered-replied > int(overflowed) {
+		t.Errorf("%d queries were steered and not answered, %d of them for want of room in CoreDNS's sockets", steered-replied, overflowed)
+	}
+	// Servers that starve are taken out of rotation, for which no rollout is to blame.
+	if overflowed == 0 && (lost > 0 || steered != sum) {
+		t.Errorf("of %d queries %d were lost and %d steered: %v", sum, lost, steered, after.Reasons)
 	}
 }
