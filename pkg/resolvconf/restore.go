@@ -40,8 +40,9 @@ type Outcome struct {
 // and no free space as long as that one is there. To call it again, or after
 // it was cut short anywhere, is safe. On an error nothing is forgotten.
 //
-// One foreign file isn't left: ours, edited by hand, that names no server but
-// us. It would leave the host without DNS. It is copied to the state directory.
+// A foreign file isn't left if it would leave the host without DNS: one that
+// names no server, or none but us, such as ours edited by hand. It is copied to
+// the state directory.
 func (m *Manager) Restore() (Outcome, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -120,7 +121,7 @@ func (m *Manager) reinstate(durable bool) (out Outcome, settled bool, err error)
 				}
 			}
 			rec.original = was
-		case !strands(cur, rec):
+		case !strands(cur, rec) && !rec.emptied(cur):
 			out, err = m.leave(rec, cur)
 			return out, false, err
 		default:
@@ -416,13 +417,20 @@ func strands(cur object, rec record) bool {
 	return len(servers) > 0 && !slices.ContainsFunc(servers, func(a netip.Addr) bool { return !isOwn(a.Unmap(), own) })
 }
 
+// emptied reports whether a foreign file names no server, where there were some:
+// programs then ask the loopback address. What was below a mount is another file.
+func (r record) emptied(cur object) bool {
+	return cur.Type == TypeRegular && !cur.tooLarge && cur.info.MountRoot == r.original.InPlace &&
+		len(Parse(cur.content).Nameservers) == 0 && len(r.original.Upstreams) > 0
+}
+
 func (m *Manager) keepEdited(cur object) {
 	path := filepath.Join(m.opts.StateDir, editedName)
 	if err := hostfs.WriteFile(m.fs, path, cur.content, 0o600); err != nil {
-		m.log.Warn("our file was edited while attached; the copy of it failed", zap.String("path", path), zap.Error(err))
+		m.log.Warn("our file was edited or replaced while attached; the copy of what is there failed", zap.String("path", path), zap.Error(err))
 		return
 	}
-	m.log.Warn("our file was edited while attached; a copy is kept", zap.String("path", path))
+	m.log.Warn("our file was edited or replaced while attached; a copy of what is there is kept", zap.String("path", path))
 }
 
 // restoreUnrecorded is for a journal that was lost, or never written. A file
