@@ -204,8 +204,11 @@ func (s sighting) ours() bool { return s.State == StateOurs && !s.covered() && s
 // over in place.
 func (s sighting) covered() bool { return s.cur.info.MountRoot && !s.rec.original.InPlace }
 
-// readable: by all, without which only root has DNS.
-func (s sighting) readable() bool { return s.cur.info.Mode.Perm()&0o444 == 0o444 }
+// readable: by all, without which only root has DNS. The mode of a file that is
+// overwritten in place is its owner's, as before, and can't be made good.
+func (s sighting) readable() bool {
+	return s.rec.original.InPlace || s.cur.info.Mode.Perm()&0o444 == 0o444
+}
 
 // usable: the source that counts names a server to ask. What others remember,
 // the journal too, is no reason to touch anything.

@@ -38,7 +38,7 @@ func keep(t *testing.T, policy Policy, original func(h host)) *kept {
 	original(k.host)
 	m := k.manager(t, nil)
 	if policy != PolicyObserve {
-		must(t, m.TakeOver(ask))
+		must(t, m.TakeOver(TakeOver{Nameservers: ask.Nameservers, InPlace: true}))
 	}
 	now, err := m.Inspect()
 	must(t, err)
@@ -152,6 +152,30 @@ func TestKeeperRefusesWhatIsNoConfiguration(t *testing.T) {
 				k.clean(t)
 			}
 		})
+	}
+}
+
+// The mode of what is overwritten in place can't be made good, and is no reason
+// to write it again.
+func TestKeeperLeavesTheModeOfAMount(t *testing.T) {
+	if !inMountNamespace(t) {
+		return
+	}
+	k := keep(t, PolicyRetake, func(h host) {
+		mounted.make(t, h)
+		must(t, os.Chmod(h.path, 0o600))
+	})
+	defer k.discard()
+	before := stat(t, k.path)
+	k.run(time.Minute)
+	k.expect(StandingKept, nil, 0)
+	write(t, k.path, foreignText)
+	k.run(settleWritten + time.Second)
+	k.expect(StandingKept, [][]string{{"203.0.113.9"}}, 1, "theirs is the original now")
+	k.run(time.Minute)
+	k.expect(StandingKept, [][]string{{"203.0.113.9"}}, 1)
+	if now := stat(t, k.path); now.Ino != before.Ino || now.Mode != before.Mode {
+		t.Errorf("another file is in place: %+v", now)
 	}
 }
 
