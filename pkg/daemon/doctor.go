@@ -55,7 +55,7 @@ func Doctor(ctx context.Context, c config.Config) diagnose.Examination {
 	host := diagnose.Host{
 		ResolvConf: c.ResolvConf, PodFile: filepath.Join(c.StateDir, resolvconf.KubeletFile),
 		Servers: func(content []byte) []netip.Addr { return resolvconf.Parse(content).Nameservers },
-		Ours:    isDaemon,
+		Ours:    func(pid int) bool { return isDaemon(pid) || isGuardian(pid) },
 	}
 	looks := append(host.Looks(),
 		diagnose.Look{Name: "the daemon and the resolver file", Do: func(ctx context.Context) func(*diagnose.Facts) { return lookAtAttachment(ctx, c) }},
@@ -111,7 +111,7 @@ func lookAtAttachment(ctx context.Context, c config.Config) func(*diagnose.Facts
 // lookAtResolver inspects the file and the journal. Where the journal is closed to this user, the report has to do.
 func lookAtResolver(c config.Config, report status.Report, served []netip.AddrPort) (diagnose.JournalFacts, diagnose.ResolverFile) {
 	facts := diagnose.JournalFacts{Path: filepath.Join(c.StateDir, state.FileName)}
-	file := diagnose.ResolverFile{Path: c.ResolvConf}
+	file := diagnose.ResolverFile{Path: c.ResolvConf, Note: report.Resolver.Note}
 	parked := filepath.Join(filepath.Dir(c.ResolvConf), resolvconf.ParkedName)
 	if _, err := os.Lstat(parked); err == nil {
 		file.Parked = parked

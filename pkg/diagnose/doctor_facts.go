@@ -45,6 +45,7 @@ type ResolverFile struct {
 	Path     string
 	Type     string
 	State    string // original, ours, foreign, missing
+	Note     string // why a state that is not ours is as it should be
 	Owner    string
 	Reasons  []string
 	Refusals []string // why an attach would refuse it

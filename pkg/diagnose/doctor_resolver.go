@@ -24,6 +24,11 @@ func checkFile(f Facts) []Finding {
 			Result: Fail, Says: r.Path + " is ours, and no daemon is behind it",
 			Consequence: "names are answered only as far as the kernel can, if at all", Fix: restoreFix + ", or attach again",
 		}}
+	case f.Attachment.Alive && r.Note != "":
+		return []Finding{{
+			Result: Warn, Says: fmt.Sprintf("%s is %s (owner: %s), %s", r.Path, r.State, r.Owner, r.Note),
+			Consequence: "programs ask the servers in it, which know no cluster names", Fix: "attach with --on-foreign-change retake to have ours there",
+		}}
 	case f.Attachment.Alive:
 		return []Finding{{
 			Result: Fail, Says: fmt.Sprintf("%s is %s: somebody else replaced ours (owner: %s)", r.Path, r.State, r.Owner),
@@ -65,6 +70,11 @@ func checkOwner(f Facts) []Finding {
 	}}
 }
 
+// elsewhere reports whether a server is none of the addresses that we serve.
+func (f Facts) elsewhere(a netip.Addr) bool {
+	return !slices.ContainsFunc(f.Attachment.Served, func(served netip.AddrPort) bool { return served.Addr() == a.Unmap() })
+}
+
 // checkLeftovers finds an attachment that nobody looks after.
 func checkLeftovers(f Facts) []Finding {
 	r := f.Resolver
@@ -78,6 +88,16 @@ func checkLeftovers(f Facts) []Finding {
 			Result: Fail, Says: r.Parked + " is from an attach whose journal is lost",
 			Consequence: "it may be this host's original configuration, and the next attach would remove it",
 			Fix:         "compare it with " + r.Path + ", then " + restoreFix + " or move it away",
+		}}
+	case !f.Attachment.Alive && r.State == "foreign" && slices.ContainsFunc(r.Servers, f.elsewhere):
+		byHand := "mv -f"
+		if r.Type == "bind mount" {
+			byHand = "cp"
+		}
+		return []Finding{{
+			Result: Warn, Says: fmt.Sprintf("%s is the original of before somebody else replaced %s", r.Parked, r.Path),
+			Consequence: "theirs stays in place, also at a restore; the next attach forgets the original",
+			Fix:         fmt.Sprintf("nothing, or to have the original back: %s %s %s", byHand, r.Parked, r.Path),
 		}}
 	case !f.Attachment.Alive:
 		return []Finding{{

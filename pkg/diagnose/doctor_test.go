@@ -84,11 +84,21 @@ func TestVerdicts(t *testing.T) {
 		}, "file", Fail, []string{"chattr +i", "attach refuses", "run chattr -i"}},
 		{"replaced while attached", attached, func(f *Facts) { f.Resolver.State, f.Resolver.Owner = "foreign", "NetworkManager" }, "file", Fail, []string{"NetworkManager", "detach"}},
 
+		{"yielded", attached, func(f *Facts) {
+			f.Resolver.State, f.Resolver.Note = "foreign", "left in place, as onForeignChange says"
+		}, "file", Warn, []string{"onForeignChange", "retake"}},
+
 		{"resolved owns", detached, func(f *Facts) { f.Resolver.Owner, f.Resolver.Servers = "systemd-resolved (stub)", addrs("127.0.0.53") }, "owner", Warn, []string{"systemd-resolved", "--resolver transparent", "nss-resolve", "TCP"}},
 		{"dnsmasq on loopback", detached, func(f *Facts) { f.Resolver.Servers = addrs("127.0.0.2") }, "owner", Warn, []string{"127.0.0.2", "transparent"}},
 
 		{"parked without journal", detached, func(f *Facts) { f.Resolver.Parked = "/etc/.parked" }, "leftovers", Fail, []string{"/etc/.parked", "journal is lost", "restore"}},
 		{"parked, not attached", detached, func(f *Facts) { f.Resolver.Parked, f.Journal.Knows = "/etc/.parked", true }, "leftovers", Fail, []string{"without a detach", "restore"}},
+		{"parked, theirs in place", detached, func(f *Facts) {
+			f.Resolver.Parked, f.Resolver.State, f.Journal.Knows = "/etc/.parked", "foreign", true
+		}, "leftovers", Warn, []string{"somebody else replaced", "mv -f /etc/.parked /etc/resolv.conf"}},
+		{"parked, what is in place names only us", detached, func(f *Facts) {
+			f.Resolver.Parked, f.Resolver.State, f.Journal.Knows, f.Resolver.Servers = "/etc/.parked", "foreign", true, addrs("172.19.1.1")
+		}, "leftovers", Fail, []string{"without a detach", "restore"}},
 		{"journal damaged", detached, func(f *Facts) { f.Journal.Err = "journal is damaged" }, "journal", Fail, []string{"restore"}},
 		{"journal repaired", attached, func(f *Facts) { f.Journal.Repair = "checksum differs" }, "journal", Warn, []string{"checksum differs"}},
 
