@@ -78,6 +78,9 @@ func checkedHost(c config.Config, report status.Report) (diagnose.CheckedHost, e
 			host.Zones = append(host.Zones, zone.Name)
 		}
 	}
+	if report.Discovery != nil && report.Discovery.Stale {
+		host.Unconfirmed = report.Discovery.Reason
+	}
 	if len(host.Zones) == 0 {
 		host.Zones = []string{config.DefaultZone}
 	}

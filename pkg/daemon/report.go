@@ -269,7 +269,7 @@ func Status(ctx context.Context, c config.Config) (status.Report, error) {
 	}
 	report.Attached = isAttached(journal, manager)
 	if report.Attached {
-		report.Topology, report.Version = string(c.Topology), header.Version
+		report.Topology, report.Version, report.Kubeconfig = string(c.Topology), header.Version, c.Kubeconfig
 		since := header.Since.UTC().Truncate(time.Second)
 		report.Since = &since
 		zones, err := configuredZones(c)

@@ -44,6 +44,8 @@ type CheckedHost struct {
 	Upstreams []netip.AddrPort
 	Listen    []netip.AddrPort // the forwarder's
 	InKernel  bool             // programs are attached
+	// Unconfirmed is why Endpoints are only the last that were known; empty if they are those of now.
+	Unconfirmed string
 }
 
 // Carrier is who takes a query to a server.

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"net/netip"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -287,6 +288,12 @@ func (c *Checker) gatherNamed(ctx context.Context, view ClusterView, e *Evidence
 		return e.Cluster.take(view.ServiceOf(ctx, query.Reply.Addresses[0]))
 	}
 	err := e.Cluster.take(view.Service(ctx, namespace, name))
+	if s := e.Cluster.Service; err == nil && s.ExternalName != "" {
+		if namespace, name, ok = serviceOf(dns.Fqdn(s.ExternalName), c.Host.Zones); !ok {
+			return nil
+		}
+		err = e.Cluster.take(view.Service(ctx, namespace, name))
+	}
 	if !errors.Is(err, ErrNoService) {
 		return err
 	}
@@ -343,9 +350,11 @@ func (c *Checker) plan(e *Evidence) (connections []Connection) {
 	if service == nil || service.ExternalName != "" {
 		return toEach(e.addresses(), RoleAddress, e.Target.Port)
 	}
-	if endpoint, ok := e.targetEndpoint(); ok {
-		if number, ok := service.reached(endpoint, port, e.Target.Port); ok {
-			connections = append(connections, endpoint.connection(number))
+	if endpoints := e.targetEndpoints(); len(endpoints) > 0 {
+		for _, endpoint := range endpoints {
+			if number, ok := service.reached(endpoint, port, e.Target.Port); ok {
+				connections = append(connections, endpoint.connection(number))
+			}
 		}
 		return connections
 	}
@@ -370,25 +379,36 @@ func (c *Checker) plan(e *Evidence) (connections []Connection) {
 	return connections
 }
 
-// targetEndpoint is the endpoint that the target is the address of, and not that of its Service.
-func (e Evidence) targetEndpoint() (endpoint ServiceEndpoint, ok bool) {
-	address, isAddress := e.Target.Address()
-	if !isAddress || e.Cluster.Service == nil {
-		return endpoint, false
+// targetEndpoints are those that the target is the address or the name of, and not that of their Service. A Pod's names are
+// 172-20-1-10.NAMESPACE.pod.ZONE and, below a Service's, its hostname or the same form of its address.
+func (e Evidence) targetEndpoints() (found []ServiceEndpoint) {
+	service := e.Cluster.Service
+	if service == nil || service.ExternalName != "" || e.isOfService(service) {
+		return nil
 	}
-	endpoints := e.Cluster.Service.Endpoints
-	i := slices.IndexFunc(endpoints, func(e ServiceEndpoint) bool { return e.Address == address })
-	if i < 0 {
-		return endpoint, false
+	for _, address := range e.addresses() {
+		i := slices.IndexFunc(service.Endpoints, func(e ServiceEndpoint) bool { return e.Address == address })
+		if i < 0 || slices.Contains(service.IPs, address) {
+			return nil
+		}
+		found = append(found, service.Endpoints[i])
 	}
-	return endpoints[i], true
+	return found
+}
+
+// isOfService is whether the target is a name of a Service as a whole.
+func (e Evidence) isOfService(s *Service) bool {
+	if _, isAddress := e.Target.Address(); isAddress {
+		return false
+	}
+	name := strings.ToLower(e.Queries[e.Decisive].Name)
+	return strings.HasPrefix(name, s.Name+"."+s.Namespace+".svc.") || strings.HasPrefix(name, "_")
 }
 
 // translated is whether the port that a program connects to is the Service's. A Pod's own address, which is all that a
 // headless Service has, is connected to at the Pod's own port.
 func (e Evidence) translated() bool {
-	_, isEndpoint := e.targetEndpoint()
-	return !isEndpoint && len(e.Cluster.Service.IPs) > 0
+	return len(e.targetEndpoints()) == 0 && len(e.Cluster.Service.IPs) > 0
 }
 
 // reached is the port at which an endpoint is reached: the one that was given for the endpoint itself, else the one

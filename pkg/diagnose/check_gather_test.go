@@ -75,17 +75,30 @@ func (n *network) listen(t *testing.T, addresses ...netip.AddrPort) {
 	}
 }
 
+// listenBoth listens on a port that is free for UDP and TCP.
+func listenBoth(t *testing.T) (net.PacketConn, net.Listener) {
+	t.Helper()
+	var problem error
+	for range 10 {
+		packets, err := net.ListenPacket("udp", "127.0.0.1:0")
+		if err != nil {
+			t.Fatal(err)
+		}
+		listener, err := net.Listen("tcp", packets.LocalAddr().String())
+		if err == nil {
+			return packets, listener
+		}
+		_ = packets.Close()
+		problem = err
+	}
+	t.Fatal(problem)
+	return nil, nil
+}
+
 // serve makes a real DNS server answer at an address, by UDP and TCP.
 func (n *network) serve(t *testing.T, address netip.AddrPort, answer func(m *dns.Msg, q dns.Question, tcp bool)) {
 	t.Helper()
-	packets, err := net.ListenPacket("udp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	listener, err := net.Listen("tcp", packets.LocalAddr().String())
-	if err != nil {
-		t.Fatal(err)
-	}
+	packets, listener := listenBoth(t)
 	handler := dns.HandlerFunc(func(w dns.ResponseWriter, query *dns.Msg) {
 		reply := new(dns.Msg).SetReply(query)
 		answer(reply, query.Question[0], w.LocalAddr().Network() == "tcp")
@@ -303,6 +316,9 @@ func TestGatherPorts(t *testing.T) {
 	twoPorts := *backend(true)
 	twoPorts.Ports = []ServicePort{{"dns", "UDP", 53}, {"dns-tcp", "TCP", 53}, {"http", "TCP", 80}}
 	twoPorts.Endpoints[0].Ports = map[string]uint16{"dns": 5353, "dns-tcp": 5354, "http": 8080}
+	allReady := *backend(true, true)
+	allReady.IPs = nil
+	alias := Service{Namespace: "default", Name: "alias", ExternalName: "backend.default.svc.cluster.local"}
 	for name, test := range map[string]struct {
 		target  string
 		service Service
@@ -319,13 +335,19 @@ func TestGatherPorts(t *testing.T) {
 		"Service address":         {"172.21.0.20:80", *backend(true), backendIP, []string{"172.21.0.20:80", "172.20.1.10:8080"}},
 		"Pod address":             {"172.20.1.10", *backend(true, true), backendIP, []string{"172.20.1.10:8080"}},
 		"Pod address, given":      {"172.20.1.10:9000", *backend(true, true), backendIP, []string{"172.20.1.10:9000"}},
+		"Pod's name":              {"172-20-1-10.default.pod.cluster.local.", *backend(true, true), pod0, []string{"172.20.1.10:8080"}},
+		"Pod's name, given":       {"172-20-1-10.default.pod.cluster.local.:9000", *backend(true, true), pod0, []string{"172.20.1.10:9000"}},
+		"Pod of a Service":        {"172-20-1-10.backend.default.svc.cluster.local.", *backend(true, true), pod0, []string{"172.20.1.10:8080"}},
+		"Pod of a headless one":   {"172-20-1-10.backend.default.svc.cluster.local.", allReady, pod0, []string{"172.20.1.10:8080"}},
+		"port of a headless one":  {"_http._tcp.backend.default.svc.cluster.local.", allReady, pod0, []string{"172.20.1.10:8080", "172.20.1.11:8080"}},
+		"alias":                   {"alias.default.svc.cluster.local.", *backend(true), backendIP, []string{"172.21.0.20:80", "172.20.1.10:8080"}},
 		"nobody's address, given": {"192.0.2.1:80", *backend(true), backendIP, []string{"192.0.2.1:80"}},
 		"nobody's address":        {"192.0.2.1", *backend(true), backendIP, nil},
 	} {
 		t.Run(name, func(t *testing.T) {
 			n := newNetwork()
 			n.serve(t, hostDNS, func(m *dns.Msg, q dns.Question, _ bool) { record(m, q, test.reply) })
-			e := gather(t, newChecker(n, cluster{services: map[string]Service{"default/backend": test.service}}), test.target)
+			e := gather(t, newChecker(n, cluster{services: map[string]Service{"default/backend": test.service, "default/alias": alias}}), test.target)
 			var got []string
 			for _, c := range e.Connections {
 				got = append(got, c.To.String())

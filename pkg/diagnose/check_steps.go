@@ -54,19 +54,25 @@ func (e Evidence) whereSteps() []Step {
 }
 
 func (e Evidence) resolverStep() Step {
-	text := fmt.Sprintf("%s is %s", e.Host.File, e.Host.State)
+	is := e.Host.State
+	if is == "transparent" {
+		is = "left alone"
+	}
+	text := fmt.Sprintf("%s is %s", e.Host.File, is)
 	if e.Host.Owner != "" {
 		text += " (owner before: " + e.Host.Owner + ")"
 		if e.Host.State != "ours" {
-			text = fmt.Sprintf("%s is %s (owner: %s)", e.Host.File, e.Host.State, e.Host.Owner)
+			text = fmt.Sprintf("%s is %s (owner: %s)", e.Host.File, is, e.Host.Owner)
 		}
 	}
 	text += fmt.Sprintf(": programs ask %s", e.Host.server())
 	if !e.Host.Attached {
 		return step(Where, "resolver", StepBad, "%s; k2s-dnsbpf is not attached", text)
 	}
-	asked := slices.ContainsFunc(e.Queries, func(q Query) bool { return q.Path.Carrier != Direct })
-	return step(Where, "resolver", okIf(asked || e.Host.State == "original"), "%s", text)
+	// A kernel program that has a reason has seen the query on its way to the host's own resolver, in transparent mode.
+	asked := slices.ContainsFunc(e.Queries, func(q Query) bool { return q.Path.Carrier != Direct || q.Path.Reason != "" })
+	asWanted := e.Host.State == "original" && !slices.ContainsFunc(e.Host.Problems, func(p string) bool { return strings.HasPrefix(p, e.Host.File) })
+	return step(Where, "resolver", okIf(asked || asWanted), "%s", text)
 }
 
 func (e Evidence) pathStep(q Query) Step {
@@ -176,7 +182,7 @@ func (e Evidence) howSteps() (steps []Step) {
 		say("Service", StepUnknown, "%s", e.Cluster.Problem)
 	case s != nil:
 		steps = append(steps, e.serviceSteps()...)
-	case e.Cluster.Source != "":
+	case e.Cluster.Source != "" && len(e.addresses()) > 0:
 		say("Service", StepUnknown, "none has this address (%s)", e.Cluster.Source)
 	}
 	for _, c := range e.Connections {
@@ -206,7 +212,7 @@ func (e Evidence) howSteps() (steps []Step) {
 func (e Evidence) serviceSteps() []Step {
 	s := e.Cluster.Service
 	if s.ExternalName != "" {
-		return []Step{step(How, "Service", StepOK, "%s is an alias of %s, outside of the cluster (%s)", s.fullName(), s.ExternalName, e.Cluster.Source)}
+		return []Step{step(How, "Service", StepOK, "%s is an alias of %s (%s)", s.fullName(), s.ExternalName, e.Cluster.Source)}
 	}
 	kind := "has the address " + join(s.IPs)
 	if len(s.IPs) == 0 {

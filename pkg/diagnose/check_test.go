@@ -136,6 +136,7 @@ func notAttached(e *Evidence) {
 
 func foreign(e *Evidence) {
 	e.Host.State = "foreign"
+	e.Host.Problems = []string{"/etc/resolv.conf is foreign: programs do not ask k2s-dnsbpf: run k2s-dnsbpf detach and attach again"}
 	e.Queries[0].Path = Path{Carrier: Direct}
 	e.Queries[0].Reply.Server = oldDNS
 }
@@ -317,6 +318,23 @@ func TestConclude(t *testing.T) {
 		"not attached, but the server knows the cluster": {
 			well(), notAttached, CauseNotAttached,
 			"k2s-dnsbpf is not attached; DNS answers without it; the Service address 172.21.0.20:80 and its 2 endpoints answer",
+		},
+		"resolver file left alone": {
+			well(), both(foreign, func(e *Evidence) {
+				e.Queries[0].Reply.Addresses, e.Queries[0].Reply.Rcode, e.Host.State, e.Host.Problems = nil, dns.RcodeNameError, "original", nil
+			}), CauseResolverForeign,
+			"DNS is broken: programs do not ask k2s-dnsbpf: /etc/resolv.conf is original and names 192.0.2.53:53: it is left alone, as --resolver none says",
+		},
+		"CoreDNS gone": {
+			well(), both(unanswered(failed(silent()).of(coreDNS0).tcp(silent())), func(e *Evidence) { e.Host.Unconfirmed = "no ready endpoint" }),
+			CauseCoreDNSUnknown,
+			"DNS is broken: CoreDNS does not answer where it was last (no reply), and where it is now is unknown: no ready endpoint",
+		},
+		"alias of an address": {
+			well(), both(noAddress(dns.RcodeNameError), func(e *Evidence) {
+				e.Cluster = ClusterAnswer{Service: &Service{Namespace: "default", Name: "backend", ExternalName: "192.0.2.80"}}
+			}), CauseNoAddress,
+			"DNS is fine; the name has no address: the Service default/backend is an alias of 192.0.2.80, which is no name: give it an EndpointSlice instead",
 		},
 		"resolver file replaced": {
 			well(), both(noAddress(dns.RcodeNameError), foreign), CauseResolverForeign,

@@ -78,8 +78,28 @@ func (e Evidence) notAsked(q Query) judgement {
 		return judge(CauseNotAttached, "DNS is broken: k2s-dnsbpf is not attached: programs ask %s for cluster names: run sudo k2s-dnsbpf attach",
 			q.Reply.Server)
 	}
-	return judge(CauseResolverForeign, "DNS is broken: programs do not ask k2s-dnsbpf: %s is %s and names %s: run k2s-dnsbpf detach and attach again",
-		e.Host.File, e.Host.State, q.Reply.Server)
+	return judge(CauseResolverForeign, "DNS is broken: programs do not ask k2s-dnsbpf: %s is %s and names %s: %s",
+		e.Host.File, e.Host.State, q.Reply.Server, e.Host.fileRemedy())
+}
+
+// fileRemedy is what to do about a resolver file by which programs do not ask us. Status knows, where it is not as was
+// asked for.
+func (h CheckedHost) fileRemedy() string {
+	for _, problem := range h.Problems {
+		if _, remedy, ok := strings.Cut(problem, h.File+" is "+h.State+": programs do not ask k2s-dnsbpf: "); ok {
+			return remedy
+		}
+		if text, ok := strings.CutPrefix(problem, h.File+": "); ok {
+			return text
+		}
+	}
+	switch h.State {
+	case "original":
+		return "it is left alone, as --resolver none says"
+	case "foreign":
+		return "it is left in place, as --on-foreign-change yield says"
+	}
+	return "run k2s-dnsbpf detach and attach again"
 }
 
 // answered is about a name for which there is an address.
@@ -127,6 +147,9 @@ func (e Evidence) empty(q Query) judgement {
 		return judge(CauseNoReadyEndpoint, "DNS is fine; the headless Service %s has no ready endpoint%s, and so no address", s.fullName(), s.ofHowMany())
 	case q.Reply.Rcode == dns.RcodeSuccess:
 		return judge(CauseNoAddress, "DNS is fine; %s exists, but has no address", bare(q.Name))
+	case s != nil && s.aliasOfAddress():
+		return judge(CauseNoAddress, "DNS is fine; the name has no address: the Service %s is an alias of %s, which is no name: give it an EndpointSlice instead",
+			s.fullName(), s.ExternalName)
 	case s != nil:
 		return judge(CauseCoreDNSStale, "DNS is stale: the Service %s exists, but CoreDNS says that %s does not: look at CoreDNS's log",
 			s.fullName(), bare(q.Name))
@@ -206,6 +229,9 @@ func (e Evidence) coreDNSBroken(q Query) judgement {
 		return judge(CauseCoreDNSFails, "DNS is broken: CoreDNS answers %s at %s: look at its log", unhelpful[0].why(), servers(unhelpful))
 	case len(unreachable) == 0:
 		return judge(CauseCoreDNSSilent, "DNS is broken: CoreDNS does not answer; the datapath to it works (%s)", reachable[0].why())
+	case len(reachable) == 0 && e.Host.Unconfirmed != "":
+		return judge(CauseCoreDNSUnknown, "DNS is broken: CoreDNS does not answer where it was last (%s), and where it is now is unknown: %s",
+			unreachable[0].why(), e.Host.Unconfirmed)
 	case len(reachable) == 0:
 		return judge(CauseCoreDNSUnreachable, "DNS is broken: CoreDNS does not answer; the datapath to it does not work (%s)", unreachable[0].why())
 	}
@@ -345,6 +371,12 @@ func split(all []Connection) (good, bad []Connection) {
 		}
 	}
 	return good, bad
+}
+
+// aliasOfAddress is whether an ExternalName is an address, which CoreDNS does not serve.
+func (s Service) aliasOfAddress() bool {
+	_, err := netip.ParseAddr(s.ExternalName)
+	return err == nil
 }
 
 func (s Service) fullName() string { return s.Namespace + "/" + s.Name }

@@ -15,7 +15,7 @@ func checkDaemon(f Facts) []Finding {
 	case !a.Alive:
 		return []Finding{{
 			Result: Fail, Says: "attached, and no daemon answers: " + strings.Join(a.Problems, "; "),
-			Consequence: "names outside the cluster, and all over TCP, are not answered", Fix: "run sudo k2s-dnsbpf attach again, or detach",
+			Consequence: f.withoutDaemon(), Fix: "run sudo k2s-dnsbpf attach again, or detach",
 		}}
 	case len(a.Problems) == 0:
 		return ok("attached and healthy, process %d", a.PID)
@@ -31,6 +31,19 @@ func checkDaemon(f Facts) []Finding {
 		return ok("attached, process %d", a.PID)
 	}
 	return out
+}
+
+// withoutDaemon says what a host lacks whose daemon is dead.
+func (f Facts) withoutDaemon() string {
+	switch a := f.Attachment; {
+	case a.Takeover && f.Resolver.State != "ours": // the guardian's work, or somebody else's
+		return "programs ask the servers of " + f.Resolver.Path + ", which do not know cluster names"
+	case a.Takeover && !a.BPF:
+		return "no name is resolved"
+	case a.Takeover:
+		return "endpoints and zones are not followed; names outside the cluster are answered by UDP only, and nothing is over TCP"
+	}
+	return "endpoints and zones are not followed, and what the forwarder served is not answered"
 }
 
 func checkGuardian(f Facts) []Finding {

@@ -75,7 +75,7 @@ func TestVerdicts(t *testing.T) {
 	}{
 		{"daemon dead", attached, func(f *Facts) {
 			f.Attachment.Alive, f.Resolver.State, f.Resolver.Parked, f.Sockets = false, "original", "", nil
-		}, "daemon", Fail, []string{"no daemon", "detach"}},
+		}, "daemon", Fail, []string{"no daemon", "detach", "do not know cluster names"}},
 		{"daemon unwell", attached, func(f *Facts) { f.Attachment.Problems = []string{"no endpoint answers"} }, "daemon", Fail, []string{"no endpoint answers"}},
 		{"no guardian", attached, func(f *Facts) { f.Guardian = 0 }, "guardian", Warn, []string{"restore"}},
 

@@ -64,6 +64,15 @@ func NewLookup(o Options) (*Lookup, error) {
 	return &Lookup{client: client, Source: source, close: func() { utilnet.CloseIdleConnectionsFor(hc.Transport) }}, nil
 }
 
+// lookupProblem is a problem of a person's question: the daemon's rights do not help.
+func lookupProblem(err error) *problem {
+	p := diagnose(err)
+	if p.kind == ErrForbidden {
+		p.remedy = "name a kubeconfig that has the right with --kubeconfig"
+	}
+	return p
+}
+
 // Close closes the connections.
 func (l *Lookup) Close() { l.close() }
 
@@ -74,7 +83,7 @@ func (l *Lookup) Service(ctx context.Context, namespace, name string) (Service, 
 		return Service{}, fmt.Errorf("%w %s/%s", ErrServiceNotFound, namespace, name)
 	}
 	if err != nil {
-		return Service{}, diagnose(err)
+		return Service{}, lookupProblem(err)
 	}
 	return l.withEndpoints(ctx, found)
 }
@@ -85,7 +94,7 @@ func (l *Lookup) Service(ctx context.Context, namespace, name string) (Service, 
 func (l *Lookup) ServiceOf(ctx context.Context, address netip.Addr) (Service, error) {
 	services, err := l.client.CoreV1().Services(metav1.NamespaceAll).List(ctx, metav1.ListOptions{})
 	if err != nil {
-		return Service{}, diagnose(err)
+		return Service{}, lookupProblem(err)
 	}
 	for i := range services.Items {
 		if slices.Contains(allIPs(&services.Items[i]), address) {
@@ -94,7 +103,7 @@ func (l *Lookup) ServiceOf(ctx context.Context, address netip.Addr) (Service, er
 	}
 	endpointSlices, err := l.client.DiscoveryV1().EndpointSlices(metav1.NamespaceAll).List(ctx, metav1.ListOptions{})
 	if err != nil {
-		return Service{}, diagnose(err)
+		return Service{}, lookupProblem(err)
 	}
 	for i := range endpointSlices.Items {
 		s := &endpointSlices.Items[i]
@@ -112,7 +121,7 @@ func (l *Lookup) ServiceOf(ctx context.Context, address netip.Addr) (Service, er
 func (l *Lookup) ServiceNames(ctx context.Context, namespace string) ([]string, error) {
 	services, err := l.client.CoreV1().Services(namespace).List(ctx, metav1.ListOptions{})
 	if err != nil {
-		return nil, diagnose(err)
+		return nil, lookupProblem(err)
 	}
 	names := make([]string, 0, len(services.Items))
 	for _, s := range services.Items {
@@ -135,7 +144,7 @@ func (l *Lookup) withEndpoints(ctx context.Context, s *corev1.Service) (Service,
 		LabelSelector: discoveryv1.LabelServiceName + "=" + s.Name,
 	})
 	if err != nil {
-		return found, diagnose(err)
+		return found, lookupProblem(err)
 	}
 	for i := range endpointSlices.Items {
 		found.Endpoints = append(found.Endpoints, serviceEndpoints(&endpointSlices.Items[i])...)

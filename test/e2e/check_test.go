@@ -26,6 +26,8 @@ const (
 	webName = "web.default.svc.cluster.local"
 	webIP   = "172.21.0.30"
 	webPort = 8080 // of the Pods; the Service's is 80
+
+	podName = "172-20-0-20.default.pod.cluster.local" // of lab.App4
 )
 
 // web is a host of a real cluster with the Service web, and what it is made of.
@@ -41,7 +43,7 @@ func raiseWeb(t *testing.T) *web {
 	ctx := t.Context()
 	h := raise(t, lab.Options{})
 	for _, server := range h.cluster() {
-		if err := server.SetClusterRecords(ctx, webName+". 5 IN A "+webIP); err != nil {
+		if err := server.SetClusterRecords(ctx, webName+". 5 IN A "+webIP, podName+". 5 IN A "+lab.App4); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -175,6 +177,7 @@ func TestCheck(t *testing.T) {
 	c.step(t, "endpoints", "ok", "2 of 2 ready")
 	w.check(webIP+":80", "none", "no DNS is needed; the Service address "+webIP+":80 and its 2 endpoints answer")
 	w.check(lab.App4+":8080", "none", lab.App4+":8080 answers")
+	w.check(podName, "none", "DNS is fine; "+lab.App4+":8080 answers")
 	w.check(webName+":81", "no-such-port", "has no port 81, but 80/TCP")
 	w.check("webb.default.svc.cluster.local", "no-such-name", "there is no Service default/webb, but there is default/web")
 

@@ -228,6 +228,7 @@ func TestDoctorProcesses(t *testing.T) {
 func TestDoctorAttached(t *testing.T) {
 	h := raise(t, lab.Options{})
 	h.attach()
+	h.wantFinding(h.doctor(), "guardian", "ok", "restores the resolver file")
 	kubelet := func(path string) func(h *host) func() {
 		return shell("mkdir -p /var/lib/kubelet; echo 'resolvConf: "+path+"' >/var/lib/kubelet/config.yaml", "rm -r /var/lib/kubelet")
 	}
