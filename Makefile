@@ -87,13 +87,13 @@ test: ## install what is missing, build, run every test (unit and end to end)
 # Some unit tests load eBPF programs. A test that was skipped for want of root would go unseen, so it fails instead.
 test-unit: ## run the tests of the product's packages
 	$(call say,unit tests)
-	$(SUDO) env K2S_LAB_REQUIRED=1 go test -race -count=1 ./...
+	$(SUDO) env K2S_LAB_REQUIRED=1 go test -race -count=1 -timeout 30m ./...
 	$(call say,every fault at every step of takeover and restoration)
-	$(SUDO) env K2S_LAB_REQUIRED=1 go test -count=1 -run '^(TestFaults|TestFaultsInPlace|TestKillAtSteps|TestPowerLoss)$$' ./pkg/resolvconf
+	$(SUDO) env K2S_LAB_REQUIRED=1 go test -count=1 -timeout 30m -run '^(TestFaults|TestFaultsInPlace|TestKillAtSteps|TestPowerLoss)$$' ./pkg/resolvconf
 
 test-e2e: helpers cluster test/bin/resolved ## run the tests in the lab: namespaces, a real CoreDNS, a real unbound
 	$(call say,end-to-end tests)
-	cd test && $(SUDO) env K2S_LAB_REQUIRED=1 go test -race -count=1 ./...
+	cd test && $(SUDO) env K2S_LAB_REQUIRED=1 go test -race -count=1 -timeout 60m ./...
 
 test-kernel: ## run the tests that need the kernel on Debian's 6.1, in a virtual machine without KVM
 	@scripts/bootstrap kernel
