@@ -2,6 +2,7 @@ package discovery
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -67,7 +68,7 @@ func NewLookup(o Options) (*Lookup, error) {
 // lookupProblem is a problem of a person's question: the daemon's rights do not help.
 func lookupProblem(err error) *problem {
 	p := diagnose(err)
-	if p.kind == ErrForbidden {
+	if errors.Is(p.kind, ErrForbidden) {
 		p.remedy = "name a kubeconfig that has the right with --kubeconfig"
 	}
 	return p

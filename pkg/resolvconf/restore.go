@@ -67,7 +67,21 @@ func (m *Manager) Restore() (Outcome, error) {
 func (m *Manager) Suspend() (Outcome, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	out, _, err := m.reinstate(false)
+	out, settled, err := m.reinstate(false)
+	if err != nil || !settled {
+		return out, err
+	}
+	rec, err := m.record()
+	if err != nil {
+		return out, err
+	}
+	now, err := m.look(m.path)
+	if err != nil {
+		return out, err
+	}
+	if rec.isOriginal(now) {
+		err = m.explain(m.path+" is restored: set its attributes again", m.complete(rec.original))
+	}
 	return out, err
 }
 
