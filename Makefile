@@ -46,7 +46,7 @@ cluster: test/bin/kube test/bin/coredns-kubernetes ## build the real Kubernetes 
 
 KUBERNETES = $(shell awk '$$1 == "k8s.io/kubernetes" { print $$2 }' test/kube/go.mod)
 KUBE_LDFLAGS = -X k8s.io/component-base/version.gitVersion=$(KUBERNETES) -X k8s.io/component-base/version.gitMajor=1 \
-	-X k8s.io/component-base/version.gitTreeState=clean
+	-X k8s.io/component-base/version.gitMinor=$(word 2,$(subst ., ,$(KUBERNETES))) -X k8s.io/component-base/version.gitTreeState=clean
 
 test/bin/kube: test/kube/cmd/kube/main.go test/kube/go.mod test/kube/go.sum
 	$(call say,building Kubernetes for the lab: once$(comma) up to a quarter of an hour)

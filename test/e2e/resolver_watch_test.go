@@ -205,7 +205,7 @@ func TestForeignMount(t *testing.T) {
 		return !r.Healthy && r.Resolver.State == "foreign" && strings.Contains(strings.Join(r.Problems, ""), "unmount") &&
 			strings.Join(r.Resolver.Upstreams, " ") == siteSecond
 	})
-	r := h.run("detach")
+	r := h.run("detach", "--linger", "0")
 	if r.code != 0 || !strings.Contains(r.stdout, "unmount it and run k2s-dnsbpf restore") {
 		t.Errorf("detach below a mount: %v", r)
 	}
@@ -388,7 +388,7 @@ func TestForeignChangeYield(t *testing.T) {
 	if got := h.which(); got != "ext1" {
 		t.Errorf("%s answers, want ext1", got)
 	}
-	r := h.run("detach")
+	r := h.run("detach", "--linger", "0")
 	if r.code != 0 || !strings.Contains(r.stdout, "mv -f "+parked+" "+resolvConf) || h.read(resolvConf) != theirs {
 		t.Errorf("detach: %v\n%s", r, h.read(resolvConf))
 	}
@@ -505,7 +505,7 @@ func TestResolverTarget(t *testing.T) {
 	// Case 30: the target is gone at the detach. The link is the host's all the same.
 	h.attach()
 	must(t, h.Host(), "rm", "/run/site/a/resolv.conf")
-	out := h.run("detach")
+	out := h.run("detach", "--linger", "0")
 	if out.code != 0 || !strings.Contains(out.stdout, "which doesn't exist") || !strings.Contains(out.stdout, "nameserver 192.0.2.53") {
 		t.Errorf("detach to a link that dangles: %v", out)
 	}
