@@ -173,7 +173,8 @@ func TestRollingRestart(t *testing.T) {
 		t.Errorf("%d queries were steered and not answered, %d of them for want of room in CoreDNS's sockets", steered-replied, overflowed)
 	}
 	// Servers that starve are taken out of rotation, for which no rollout is to blame.
-	if overflowed == 0 && (failed > 0 || steered != sum) {
+	// A query that finds its NAT ports taken is the forwarder's, which may happen to a few.
+	if overflowed == 0 && (failed > 0 || steered*1000 < sum*999) {
 		t.Errorf("of %d queries %d failed and %d were steered: %v", sum, failed, steered, after.Reasons)
 	}
 }
