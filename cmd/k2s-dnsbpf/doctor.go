@@ -3,10 +3,12 @@
 package main
 
 import (
+	"context"
+
 	"github.com/spf13/cobra"
 
+	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/config"
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/daemon"
-	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/status"
 )
 
 func newDoctorCommand() *cobra.Command {
@@ -17,27 +19,9 @@ func newDoctorCommand() *cobra.Command {
 hand to pods, the kernel. Changes nothing. Without root it says what it could not see. Exit status 3: a check failed.`,
 		Args: noArgs,
 	}
-	var output string
-	s := newSettings(cmd)
-	cmd.Flags().StringVarP(&output, "output", "o", string(status.Table), "output `FORMAT`: table, json or yaml")
-	complete(cmd, "output", status.Table, status.JSON, status.YAML)
-	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
-		format, err := status.ParseFormat(output)
-		if err != nil {
-			return usageError{err}
-		}
-		c, err := s.config()
-		if err != nil {
-			return err
-		}
-		examination := daemon.Doctor(cmd.Context(), c)
-		if err := examination.Write(cmd.OutOrStdout(), string(format)); err != nil {
-			return err
-		}
-		if !examination.Healthy {
-			return errUnhealthy
-		}
-		return nil
-	}
+	reporting(cmd, newSettings(cmd), func(ctx context.Context, c config.Config) (report, bool, error) {
+		e := daemon.Doctor(ctx, c)
+		return e, e.Healthy, nil
+	})
 	return cmd
 }

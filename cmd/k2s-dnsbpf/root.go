@@ -3,7 +3,9 @@
 package main
 
 import (
+	"context"
 	"fmt"
+	"io"
 	"net/netip"
 	"strings"
 	"time"
@@ -13,6 +15,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/config"
+	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/status"
 )
 
 func newRootCommand() *cobra.Command {
@@ -52,6 +55,39 @@ func complete[T ~string](cmd *cobra.Command, flag string, values ...T) {
 	}
 	if err := cmd.RegisterFlagCompletionFunc(flag, cobra.FixedCompletions(words, cobra.ShellCompDirectiveNoFileComp)); err != nil {
 		panic(err) // there is no such flag
+	}
+}
+
+// report is what a command prints in the form that the user asks for.
+type report interface {
+	Write(w io.Writer, format status.Format) error
+}
+
+// reporting makes a command print what gather makes of the settings, and fail with exit status 3 if that is not healthy.
+func reporting(cmd *cobra.Command, s *settings, gather func(context.Context, config.Config) (r report, healthy bool, err error)) {
+	var output string
+	cmd.Flags().StringVarP(&output, "output", "o", string(status.Table), "output `FORMAT`: table, json or yaml")
+	complete(cmd, "output", status.Table, status.JSON, status.YAML)
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		format, err := status.ParseFormat(output)
+		if err != nil {
+			return usageError{err}
+		}
+		c, err := s.config()
+		if err != nil {
+			return err
+		}
+		r, healthy, err := gather(cmd.Context(), c)
+		if err != nil {
+			return err
+		}
+		if err := r.Write(cmd.OutOrStdout(), format); err != nil {
+			return err
+		}
+		if !healthy {
+			return errUnhealthy
+		}
+		return nil
 	}
 }
 

@@ -1,7 +1,6 @@
 package diagnose
 
 import (
-	"encoding/json"
 	"fmt"
 	"io"
 	"net"
@@ -12,7 +11,6 @@ import (
 	"time"
 
 	"github.com/miekg/dns"
-	"go.yaml.in/yaml/v3"
 
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/status"
 )
@@ -127,19 +125,10 @@ func ParseTarget(text string) (Target, error) {
 
 // Write writes the report.
 func (r CheckReport) Write(w io.Writer, format status.Format) error {
-	switch format {
-	case status.JSON:
-		encoder := json.NewEncoder(w)
-		encoder.SetIndent("", "  ")
-		return encoder.Encode(r)
-	case status.YAML:
-		encoder := yaml.NewEncoder(w)
-		encoder.SetIndent(2)
-		if err := encoder.Encode(r); err != nil {
-			return err
-		}
-		return encoder.Close()
-	}
+	return status.Encode(w, format, r, r.writeTable)
+}
+
+func (r CheckReport) writeTable(w io.Writer) error {
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(t, r.Verdict)
 	for _, part := range []struct {

@@ -3,14 +3,13 @@
 package diagnose
 
 import (
-	"encoding/json"
 	"fmt"
 	"io"
 	"slices"
 	"strings"
 	"text/tabwriter"
 
-	"go.yaml.in/yaml/v3"
+	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/status"
 )
 
 // Result is how one of doctor's checks ended.
@@ -91,22 +90,12 @@ func unknown(format string, arguments ...any) []Finding {
 	return []Finding{{Result: Unknown, Says: fmt.Sprintf(format, arguments...), Fix: "run it as root: sudo k2s-dnsbpf doctor"}}
 }
 
-// Write writes the examination as "table", "json" or "yaml".
-func (e Examination) Write(w io.Writer, format string) error {
-	switch format {
-	case "json":
-		encoder := json.NewEncoder(w)
-		encoder.SetEscapeHTML(false)
-		encoder.SetIndent("", "  ")
-		return encoder.Encode(e)
-	case "yaml":
-		encoder := yaml.NewEncoder(w)
-		encoder.SetIndent(2)
-		if err := encoder.Encode(e); err != nil {
-			return err
-		}
-		return encoder.Close()
-	}
+// Write writes the examination.
+func (e Examination) Write(w io.Writer, format status.Format) error {
+	return status.Encode(w, format, e, e.writeTable)
+}
+
+func (e Examination) writeTable(w io.Writer) error {
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(t, "CHECK\tRESULT\tFINDING")
 	for _, f := range e.Findings {

@@ -9,6 +9,8 @@ import (
 	"testing"
 
 	"go.yaml.in/yaml/v3"
+
+	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/status"
 )
 
 func addrs(list ...string) (out []netip.Addr) {
@@ -244,7 +246,7 @@ func TestWriteExamination(t *testing.T) {
 		"json":  "", "yaml": "",
 	} {
 		var out bytes.Buffer
-		if err := e.Write(&out, format); err != nil {
+		if err := e.Write(&out, status.Format(format)); err != nil {
 			t.Fatal(err)
 		}
 		var back Examination

@@ -431,13 +431,7 @@ func (m *Manager) renew(s survey, t TakeOver, text []byte) error {
 	if err := m.at("A4", func() error { return m.recordText(t, s.rec.original, text) }); err != nil {
 		return err
 	}
-	replace := m.replace
-	if s.rec.original.InPlace {
-		replace = func(s survey, text []byte) error {
-			return m.at("A7", func() error { return m.overwriteFile(s.cur, text) })
-		}
-	}
-	if err := replace(s, text); err != nil {
+	if err := m.replace(s, text); err != nil {
 		return err
 	}
 	if err := m.journal.Forget(kindAttached, m.path); err != nil {
@@ -451,6 +445,9 @@ func (m *Manager) renew(s survey, t TakeOver, text []byte) error {
 
 // replace does A6 and A7 where there is something that the original is not.
 func (m *Manager) replace(s survey, text []byte) error {
+	if s.rec.original.InPlace {
+		return m.at("A7", func() error { return m.overwriteFile(s.cur, text) })
+	}
 	err := m.at("A6", func() error {
 		if err := hostfs.RemoveIfExists(m.fs, m.fresh); err != nil {
 			return err

@@ -177,20 +177,26 @@ func (r Report) Write(w io.Writer, format Format) error {
 	if r.Counters == nil {
 		r.Counters = map[string]Counters{}
 	}
+	return Encode(w, format, r, r.writeTable)
+}
+
+// Encode writes a report in one of the forms. table writes it as a table.
+func Encode(w io.Writer, format Format, report any, table func(io.Writer) error) error {
 	switch format {
 	case JSON:
 		encoder := json.NewEncoder(w)
+		encoder.SetEscapeHTML(false)
 		encoder.SetIndent("", "  ")
-		return encoder.Encode(r)
+		return encoder.Encode(report)
 	case YAML:
 		encoder := yaml.NewEncoder(w)
 		encoder.SetIndent(2)
-		if err := encoder.Encode(r); err != nil {
+		if err := encoder.Encode(report); err != nil {
 			return err
 		}
 		return encoder.Close()
 	}
-	return r.writeTable(w)
+	return table(w)
 }
 
 // orEmpty makes a list of nothing an empty one: JSON has null for a nil one, which no script expects.
