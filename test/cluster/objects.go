@@ -89,11 +89,11 @@ func (c *Cluster) CreateDNS(ctx context.Context) error {
 	return nil
 }
 
-// Corefile is the one that kubeadm installs, with a short lameduck so that a Pod's end takes one second.
+// Corefile is the one that kubeadm installs, without its cache: every query is answered from the plugin kubernetes.
 const Corefile = `.:53 {
     errors
     health {
-       lameduck 1s
+       lameduck 5s
     }
     ready
     kubernetes cluster.local in-addr.arpa ip6.arpa {
@@ -102,14 +102,7 @@ const Corefile = `.:53 {
        ttl 30
     }
     prometheus :9153
-    forward . /etc/resolv.conf {
-       max_concurrent 1000
-    }
-    cache 30 {
-       disable success cluster.local
-       disable denial cluster.local
-    }
-    loadbalance
+    forward . /etc/resolv.conf
 }
 `
 

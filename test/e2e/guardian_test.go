@@ -50,6 +50,14 @@ func (h *host) resolvConf() (id string) {
 	return id
 }
 
+// isStill fails the test if the resolver file is not what it was, see resolvConf.
+func (h *host) isStill(before string) {
+	h.t.Helper()
+	if now := h.resolvConf(); now != before {
+		h.t.Errorf("resolv.conf is %s\nwas %s", now, before)
+	}
+}
+
 // back waits until the resolver file is the one from before, and returns how long that took. It must not be missing at
 // any time.
 func (h *host) back(before string) time.Duration {
@@ -129,9 +137,7 @@ func TestGuardian(t *testing.T) {
 			h.detach()
 			h.guardians(0)
 			h.unchanged(before)
-			if now := h.resolvConf(); now != id {
-				t.Errorf("resolv.conf is %s\nwas %s", now, id)
-			}
+			h.isStill(id)
 		})
 	}
 }
@@ -195,9 +201,7 @@ func TestGuardianHang(t *testing.T) {
 	h.signal("KILL", pid)
 	h.guardians(0)
 	h.problem("daemon dead")
-	if now := h.resolvConf(); now != id {
-		t.Errorf("resolv.conf is %s\nwas %s", now, id)
-	}
+	h.isStill(id)
 	h.detach()
 	h.unchanged(before)
 }
@@ -212,9 +216,7 @@ func TestRestoreBesideHang(t *testing.T) {
 	if r := h.run("restore"); r.code != 0 || !strings.Contains(r.stdout, "restored") {
 		t.Errorf("restore: %v", r)
 	}
-	if now := h.resolvConf(); now != id {
-		t.Errorf("resolv.conf is %s\nwas %s", now, id)
-	}
+	h.isStill(id)
 	h.detach()
 	h.unchanged(before)
 }
@@ -282,9 +284,7 @@ func TestBothDie(t *testing.T) {
 			if r := h.run("restore"); r.code != 0 || !strings.Contains(r.stdout, "restored: regular file") {
 				t.Errorf("restore: %v", r)
 			}
-			if now := h.resolvConf(); now != id {
-				t.Errorf("resolv.conf is %s\nwas %s", now, id)
-			}
+			h.isStill(id)
 			after := h.snapshot()
 			if r := h.run("restore"); r.code != 0 || !strings.Contains(r.stdout, "nothing to do") {
 				t.Errorf("second restore: %v", r)
@@ -343,9 +343,7 @@ func TestGuardianAndAttach(t *testing.T) {
 	h.detach()
 	h.guardians(0)
 	h.unchanged(before)
-	if now := h.resolvConf(); now != id {
-		t.Errorf("resolv.conf is %s\nwas %s", now, id)
-	}
+	h.isStill(id)
 }
 
 // TestCrashLoop: attached and killed again and again, the file is always the original, or ours with a record.
@@ -490,9 +488,7 @@ func TestKilledAtManySteps(t *testing.T) {
 	h.works()
 	h.detach()
 	h.unchanged(before)
-	if now := h.resolvConf(); now != id {
-		t.Errorf("resolv.conf is %s\nwas %s", now, id)
-	}
+	h.isStill(id)
 }
 
 // TestRestoreAnywhere: what restore can do without.
@@ -522,9 +518,7 @@ func TestRestoreAnywhere(t *testing.T) {
 				if r := command(t, h.Host(), "sh", "-c", test.before+h.binary+" restore"); r.code != 0 || !strings.Contains(r.stdout, says) {
 					t.Errorf("want %q: %v", says, r)
 				}
-				if now := h.resolvConf(); now != id {
-					t.Errorf("resolv.conf is %s\nwas %s", now, id)
-				}
+				h.isStill(id)
 			}
 			must(t, h.Host(), "sh", "-ec", ":\n"+test.end)
 			h.detach()
@@ -604,9 +598,7 @@ func TestBoot(t *testing.T) {
 		mount --bind /run/boot_id /proc/sys/kernel/random/boot_id`)
 	for range 2 {
 		must(t, h.Host(), strings.Fields(setting(t, unit, "ExecStart"))...)
-		if now := h.resolvConf(); now != id {
-			t.Errorf("resolv.conf is %s\nwas %s", now, id)
-		}
+		h.isStill(id)
 		if r := h.status(); r.Attached {
 			t.Errorf("after the boot: %+v", r)
 		}
@@ -674,8 +666,6 @@ func TestService(t *testing.T) {
 	h.attach()
 	h.killBoth()
 	must(t, h.Host(), stopPost...)
-	if now := h.resolvConf(); now != id {
-		t.Errorf("resolv.conf is %s\nwas %s", now, id)
-	}
+	h.isStill(id)
 	h.detach()
 }

@@ -61,24 +61,18 @@ func (h *host) endpoints4() (list []string) {
 func (h *host) follows(limit time.Duration, want ...string) {
 	h.t.Helper()
 	slices.Sort(want)
-	ctx, cancel := context.WithTimeout(context.Background(), limit)
-	defer cancel()
-	if err := cluster.Eventually(ctx, func(context.Context) error {
+	eventuallyIn(h.t, limit, "status has the cluster's endpoints", func() error {
 		if got := h.endpoints4(); !slices.Equal(got, want) {
 			return fmt.Errorf("endpoints are %v, want %v", got, want)
 		}
 		return nil
-	}); err != nil {
-		h.t.Fatal(err)
-	}
+	})
 }
 
 // stale waits until status says that the endpoints can't be confirmed, and returns what it says.
 func (h *host) stale() (problem string) {
 	h.t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), reconnect)
-	defer cancel()
-	if err := cluster.Eventually(ctx, func(context.Context) error {
+	eventuallyIn(h.t, reconnect, "status says that the endpoints can't be confirmed", func() error {
 		for _, p := range h.status().Problems {
 			if strings.Contains(p, "endpoints") {
 				problem = p
@@ -86,25 +80,19 @@ func (h *host) stale() (problem string) {
 			}
 		}
 		return fmt.Errorf("status names no problem with the endpoints: %q", h.status().Problems)
-	}); err != nil {
-		h.t.Fatal(err)
-	}
+	})
 	return problem
 }
 
 // confirmed waits until status is healthy again.
 func (h *host) confirmed() {
 	h.t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), reconnect)
-	defer cancel()
-	if err := cluster.Eventually(ctx, func(context.Context) error {
+	eventuallyIn(h.t, reconnect, "all is well again", func() error {
 		if r := h.status(); !r.Healthy {
 			return fmt.Errorf("not healthy: %q", r.Problems)
 		}
 		return nil
-	}); err != nil {
-		h.t.Fatal(err)
-	}
+	})
 }
 
 // TestClusterChurn is what happens to an apiserver in a year. Whatever it is, the last good set stays in use, and what

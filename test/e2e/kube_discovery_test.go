@@ -192,16 +192,12 @@ func TestFewerRights(t *testing.T) {
 	if err := c.Apply(t.Context(), manifest(t)); err != nil {
 		t.Fatal(err)
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), reconnect)
-	defer cancel()
-	if err := cluster.Eventually(ctx, func(context.Context) error {
+	eventuallyIn(t, reconnect, "the zones are read", func() error {
 		if n := len(h.status().Zones); n != 5 {
 			return fmt.Errorf("%d zones", n)
 		}
 		return nil
-	}); err != nil {
-		t.Error(err)
-	}
+	})
 }
 
 // TestOtherDNSService: a distribution may call its Service as it likes.
@@ -247,23 +243,19 @@ func TestRevokedToken(t *testing.T) {
 	if err := c.StartAPIServer(ctx); err != nil {
 		t.Fatal(err)
 	}
-	if err := cluster.Eventually(ctx, func(context.Context) error {
+	eventuallyIn(t, 3*reconnect, "status names the refusal", func() error {
 		problems := strings.Join(h.status().Problems, "\n")
 		if !strings.Contains(strings.ToLower(problems), "unauthorized") && !strings.Contains(problems, "refused the credentials") && !strings.Contains(problems, "401") {
 			return fmt.Errorf("the problems do not name the refusal: %q", problems)
 		}
 		return nil
-	}); err != nil {
-		t.Fatal(err)
-	}
+	})
 	resolve(t, h.Host(), hostDNS, lab.Backend, lab.Backend4)
 	reader(t, c)
-	if err := cluster.Eventually(ctx, func(context.Context) error {
+	eventuallyIn(t, 3*reconnect, "all is well again", func() error {
 		if r := h.status(); !r.Healthy {
 			return fmt.Errorf("%q", r.Problems)
 		}
 		return nil
-	}); err != nil {
-		t.Fatal(err)
-	}
+	})
 }

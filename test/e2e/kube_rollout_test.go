@@ -18,23 +18,6 @@ import (
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/test/lab"
 )
 
-// uncached is the Corefile of the rollout: every query is answered from the plugin kubernetes.
-const uncached = `.:53 {
-    errors
-    health {
-       lameduck 5s
-    }
-    ready
-    kubernetes cluster.local in-addr.arpa ip6.arpa {
-       pods insecure
-       fallthrough in-addr.arpa ip6.arpa
-       ttl 30
-    }
-    prometheus :9153
-    forward . /etc/resolv.conf
-}
-`
-
 // createBackend makes the Service that most tests ask for.
 func createBackend(t *testing.T, c *cluster.Cluster) {
 	t.Helper()
@@ -110,7 +93,7 @@ func TestRollingRestart(t *testing.T) {
 	c := cluster.Start(t, h.Lab, cluster.Options{Controllers: true})
 	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
 	defer cancel()
-	if err := c.DeployCoreDNS(ctx, 2, uncached); err != nil {
+	if err := c.DeployCoreDNS(ctx, 2, cluster.Corefile); err != nil {
 		t.Fatal(err)
 	}
 	createBackend(t, c)

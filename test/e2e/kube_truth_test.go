@@ -145,7 +145,7 @@ func TestTruth(t *testing.T) {
 		}
 	}
 	// One replica: the serial number in its SOA is its own.
-	if err := c.DeployCoreDNS(ctx, 1, uncached); err != nil {
+	if err := c.DeployCoreDNS(ctx, 1, cluster.Corefile); err != nil {
 		t.Fatal(err)
 	}
 	pods, err := c.CoreDNSPods(ctx)
