@@ -42,6 +42,12 @@ static __always_inline int pull(struct __sk_buff *skb, __u32 length)
 	return bpf_skb_pull_data(skb, length);
 }
 
+/* Has another server the port there? It gets all that is not steered, but for names in a zone: it asks outside for them. */
+static __always_inline bool is_others(enum dns_scope scope)
+{
+	return scope == DNS_SCOPE_TRANSPARENT || scope == DNS_SCOPE_SHARED;
+}
+
 static __always_inline int handle_query(struct __sk_buff *skb, bool local)
 {
 	struct dns_listener_key listener_key = { .port = cfg_dns_port };
@@ -88,15 +94,17 @@ static __always_inline int handle_query(struct __sk_buff *skb, bool local)
 	}
 	if (reason == DNS_OK)
 		reason = route_query(data, data_end, &pkt, scratch, config, listener->scope);
-	if (reason == DNS_REASON_steered || reason == DNS_REASON_steered_fallback) {
+	if (reason == DNS_REASON_steered && !local && listener->scope == DNS_SCOPE_SHARED && !is_allowed(&pkt.src)) {
+		reason = DNS_REASON_refused_source;
+		verdict = TC_ACT_SHOT;
+	} else if (reason == DNS_REASON_steered || reason == DNS_REASON_steered_fallback) {
 		enum dns_reason failure =
 			decide_query(&pkt, scratch, config, listener->scope, skb->ifindex, local, &to);
 
 		if (failure == DNS_OK)
 			verdict = apply_tc(skb, &pkt, &to, &reason);
-		else if (local && listener->scope == DNS_SCOPE_TRANSPARENT)
-			/* Passed, a cluster's name would reach a server that asks outside for it. */
-			verdict = answer_failure(skb, &pkt, &reason);
+		else if (is_others(listener->scope))
+			verdict = answer_failure(skb, &pkt, local, &reason);
 		else
 			reason = failure;
 	}

@@ -110,13 +110,14 @@ static __always_inline int write_failure(void *data, void *data_end, const struc
 }
 
 /*
- * answer_failure - make a query that leaves through lo its own SERVFAIL reply
- *
- * What leaves through lo comes back in on it: the stack delivers the packet to the socket that it now is for.
+ * answer_failure - make a query its own SERVFAIL reply
+ * @local: it leaves through lo, and so comes back in on it: the stack delivers the packet to the socket that it now is
+ *         for. Another is sent back to where it came from.
  *
  * Invalidates all packet pointers. Return: a TC verdict, with *reason set. No other program gets the packet.
  */
-static __always_inline int answer_failure(struct __sk_buff *skb, const struct dns_pkt *pkt, enum dns_reason *reason)
+static __always_inline int answer_failure(struct __sk_buff *skb, const struct dns_pkt *pkt, bool local,
+                                          enum dns_reason *reason)
 {
 	__u32 csum_off = (pkt->l4_off & 0x3f) + __builtin_offsetof(struct udphdr, check);
 	struct dns_failure to = {};
@@ -129,7 +130,7 @@ static __always_inline int answer_failure(struct __sk_buff *skb, const struct dn
 		return TC_ACT_SHOT;
 	}
 	*reason = DNS_REASON_answered_failure;
-	return TC_ACT_OK;
+	return local ? TC_ACT_OK : bpf_redirect_neigh(reply_ifindex(skb->ifindex), NULL, 0, 0);
 }
 
 #endif

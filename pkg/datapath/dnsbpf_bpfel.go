@@ -113,7 +113,8 @@ const (
 	dnsbpfDnsScopeDNS_SCOPE_KUBESWITCH  dnsbpfDnsScope = 1
 	dnsbpfDnsScopeDNS_SCOPE_POD         dnsbpfDnsScope = 2
 	dnsbpfDnsScopeDNS_SCOPE_TRANSPARENT dnsbpfDnsScope = 3
-	dnsbpfDnsScopeDNS_SCOPE_MAX         dnsbpfDnsScope = 4
+	dnsbpfDnsScopeDNS_SCOPE_SHARED      dnsbpfDnsScope = 4
+	dnsbpfDnsScopeDNS_SCOPE_MAX         dnsbpfDnsScope = 5
 )
 
 type dnsbpfDnsScratch struct {

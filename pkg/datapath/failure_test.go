@@ -4,6 +4,7 @@ package datapath
 
 import (
 	"encoding/binary"
+	"net/netip"
 	"slices"
 	"testing"
 	"time"
@@ -36,10 +37,13 @@ func referenceFailure(frame []byte, f family, opt int) []byte {
 	return pktgen.RefreshChecksums(want)
 }
 
-// Without an endpoint, a query to the host's own resolver is answered in place; in all other scopes it is passed.
+var everyone = []netip.Prefix{netip.MustParsePrefix("0.0.0.0/0"), netip.MustParsePrefix("::/0")}
+
+// Without an endpoint, a query to a server that is not ours is answered in place; in all other scopes it is passed.
 func TestAnswerFailure(t *testing.T) {
 	h := newHarness(t)
 	h.replaceZones(t, []string{testZone})
+	h.replaceAllowed(t, everyone...)
 	bare := len(query(t, inZone))
 	cookie := &dns.EDNS0_COOKIE{Code: dns.EDNS0COOKIE, Cookie: "0102030405060708"}
 	unknown := &dns.EDNS0_LOCAL{Code: 65001, Data: []byte{1, 2, 3}}
@@ -62,13 +66,17 @@ func TestAnswerFailure(t *testing.T) {
 			for _, f := range families {
 				frame := f.query(c.message)
 				h.replaceScope(t, ScopeTransparent)
-				out := h.expectIn(t, FromHost, frame, ScopeTransparent, "answered_failure", nil)
-				if want := referenceFailure(frame, f, c.opt); !slices.Equal(out, want) {
-					t.Errorf("%s:\ngot: %s\nwant: %s", f.name, pktgen.Dump(out), pktgen.Dump(want))
-				}
-				var reply dns.Msg
-				if err := reply.Unpack(out[f.dnsOffset:]); err != nil || !reply.Response || reply.Rcode != dns.RcodeServerFailure || reply.Id != testID {
-					t.Errorf("%s: no SERVFAIL: %v: %v", f.name, err, &reply)
+				outs := [][]byte{h.expectIn(t, FromHost, frame, ScopeTransparent, "answered_failure", nil)}
+				h.replaceScope(t, ScopeShared)
+				outs = append(outs, h.expectIn(t, FromHost, frame, ScopeShared, "answered_failure", nil), h.expectIn(t, FromClient, frame, ScopeShared, "answered_failure", nil))
+				for _, out := range outs {
+					if want := referenceFailure(frame, f, c.opt); !slices.Equal(out, want) {
+						t.Errorf("%s:\ngot: %s\nwant: %s", f.name, pktgen.Dump(out), pktgen.Dump(want))
+					}
+					var reply dns.Msg
+					if err := reply.Unpack(out[f.dnsOffset:]); err != nil || !reply.Response || reply.Rcode != dns.RcodeServerFailure || reply.Id != testID {
+						t.Errorf("%s: no SERVFAIL: %v: %v", f.name, err, &reply)
+					}
 				}
 				for _, scope := range []Scope{ScopeHost, ScopeKubeSwitch, ScopePod} {
 					h.replaceScope(t, scope)
@@ -93,6 +101,39 @@ func TestTransparent(t *testing.T) {
 			h.forget(t, q)
 			h.expectIn(t, FromHost, f.query(query(t, "example.com")), ScopeTransparent, "passed_external", nil)
 			h.expectIn(t, FromHost, f.query(query(t, inZone, func(m *dns.Msg) { m.Question[0].Qclass = dns.ClassCHAOS })), ScopeTransparent, "passed_class", nil)
+		}
+	}
+}
+
+// At a KubeSwitch address where another server has the port, names in a zone are ours, whoever asks for them, and all else
+// is that server's, whoever asks for it and whether the daemon lives or not.
+func TestShared(t *testing.T) {
+	h := newHarness(t)
+	h.replaceFallback(t, []string{testZone}, defaultBackends(), fallbackBackends())
+	h.replaceScope(t, ScopeShared)
+	for _, limit := range []time.Duration{0, time.Second} { // never taken for dead, and dead
+		h.setSilence(t, time.Hour, limit)
+		for _, f := range families {
+			inside, outside := f.query(query(t, inZone)), f.query(query(t, "example.com"))
+			odd := f.query(query(t, inZone, func(m *dns.Msg) { m.Question[0].Qclass = dns.ClassCHAOS }))
+			stray := f.query(put(query(t, inZone), 2, 0x81))
+			h.replaceAllowed(t)
+			h.expectIn(t, FromClient, inside, ScopeShared, "refused_source", nil)
+			for _, allowed := range []bool{false, true} {
+				if allowed {
+					h.replaceAllowed(t, everyone...)
+					h.forget(t, h.steerIn(t, FromClient, f, inside, ScopeShared, loIfindex))
+				}
+				for _, program := range queryPrograms {
+					h.expectIn(t, program, outside, ScopeShared, "passed_external", nil)
+					h.expectIn(t, program, odd, ScopeShared, "passed_class", nil)
+					h.expectIn(t, program, stray, ScopeShared, "passed_response", nil)
+				}
+				h.forget(t, h.steerIn(t, FromHost, f, inside, ScopeShared, loIfindex))
+				for _, frame := range [][]byte{inside, outside, odd, stray} {
+					h.expectGuard(t, frame, notOurs)
+				}
+			}
 		}
 	}
 }

@@ -254,6 +254,9 @@ func (h *harness) expectIn(tb testing.TB, program Program, frame []byte, scope S
 		want = nil
 	case "answered_failure":
 		wantVerdict = "ok"
+		if program == FromClient {
+			wantVerdict = "redirect"
+		}
 	case "refused_source":
 		wantVerdict = "shot"
 	case "steered", "steered_fallback":

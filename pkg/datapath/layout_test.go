@@ -103,7 +103,7 @@ func TestSumCounters(t *testing.T) {
 
 func TestScopeNames(t *testing.T) {
 	for scope, want := range map[Scope]string{
-		ScopeHost: "host", ScopeKubeSwitch: "kubeswitch", ScopePod: "pod", ScopeTransparent: "transparent", scopeMax: "scope(4)",
+		ScopeHost: "host", ScopeKubeSwitch: "kubeswitch", ScopePod: "pod", ScopeTransparent: "transparent", ScopeShared: "shared", scopeMax: "scope(5)",
 	} {
 		if got := scope.String(); got != want {
 			t.Errorf("scope %d is %q, want %q", uint32(scope), got, want)

@@ -16,12 +16,13 @@ const (
 	ScopeKubeSwitch  = Scope(dnsbpfDnsScopeDNS_SCOPE_KUBESWITCH)
 	ScopePod         = Scope(dnsbpfDnsScopeDNS_SCOPE_POD)
 	ScopeTransparent = Scope(dnsbpfDnsScopeDNS_SCOPE_TRANSPARENT)
+	ScopeShared      = Scope(dnsbpfDnsScopeDNS_SCOPE_SHARED)
 	scopeMax         = Scope(dnsbpfDnsScopeDNS_SCOPE_MAX)
 )
 
 // String returns the name that status and logs use.
 func (s Scope) String() string {
-	names := [scopeMax]string{"host", "kubeswitch", "pod", "transparent"}
+	names := [scopeMax]string{"host", "kubeswitch", "pod", "transparent", "shared"}
 	if s < scopeMax {
 		return names[s]
 	}

@@ -208,7 +208,7 @@ func orEmpty[T any](list []T) []T {
 }
 
 // scopeOrder is the order of scopes in the table; a map has none.
-var scopeOrder = []string{"host", "kubeswitch", "pod", "transparent"}
+var scopeOrder = []string{"host", "kubeswitch", "pod", "transparent", "shared"}
 
 func (r Report) writeTable(w io.Writer) error {
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
