@@ -25,7 +25,7 @@ func (d *Daemon) program(snapshot discovery.Snapshot) error {
 		return err
 	}
 	// The forwarder first: it takes what the kernel passes while the maps change.
-	if err := d.forwarder.SetRoutes(d.routes(n.zones, snapshot.Addresses())); err != nil {
+	if err := d.forwarder.SetRoutes(d.routes(n.zones, snapshot)); err != nil {
 		return err
 	}
 	if address, ok := d.kubeSwitchAddress(); ok && n.clients.Index != 0 {
@@ -62,8 +62,8 @@ func (d *Daemon) reroute() {
 	}
 }
 
-func (d *Daemon) routes(zones []discovery.Zone, endpoints []netip.AddrPort) forwarder.Routes {
-	return forwarder.Routes{Zones: routesTo(zones, endpoints), Upstreams: d.upstreams()}
+func (d *Daemon) routes(zones []discovery.Zone, snapshot discovery.Snapshot) forwarder.Routes {
+	return forwarder.Routes{Zones: routesTo(zones, snapshot.Addresses()), TCP: snapshot.TCP(), Upstreams: d.upstreams()}
 }
 
 // programDatapath attaches where replies come in before queries are steered there. Where the old network got replies from

@@ -122,10 +122,20 @@ func (c *cluster) deleteService() {
 // kubeDNS is the Service with these cluster addresses.
 func kubeDNS(ips ...string) *corev1.Service {
 	s := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: DefaultNamespace, Name: DefaultService}}
+	s.Spec.Ports = servicePorts("dns", "dns-tcp")
 	if len(ips) > 0 {
 		s.Spec.ClusterIP, s.Spec.ClusterIPs = ips[0], ips
 	}
 	return s
+}
+
+// servicePorts are those of CoreDNS: UDP, TCP and its metrics.
+func servicePorts(udp, tcp string) []corev1.ServicePort {
+	return []corev1.ServicePort{
+		{Name: "metrics", Protocol: corev1.ProtocolTCP, Port: 9153},
+		{Name: tcp, Protocol: corev1.ProtocolTCP, Port: 53},
+		{Name: udp, Protocol: corev1.ProtocolUDP, Port: 53},
+	}
 }
 
 // follow is a Watcher that runs until the test's bubble ends.

@@ -121,7 +121,9 @@ func trim(obj any) (any, error) {
 	case *corev1.Service:
 		s := &corev1.Service{
 			ObjectMeta: trimMeta(&o.ObjectMeta),
-			Spec:       corev1.ServiceSpec{ClusterIP: o.Spec.ClusterIP, ClusterIPs: o.Spec.ClusterIPs},
+			Spec: corev1.ServiceSpec{
+				Type: o.Spec.Type, ClusterIP: o.Spec.ClusterIP, ClusterIPs: o.Spec.ClusterIPs, Ports: o.Spec.Ports, Selector: o.Spec.Selector,
+			},
 		}
 		if value, ok := o.Labels[dnsLabel]; ok {
 			s.Labels = map[string]string{dnsLabel: value}

@@ -183,7 +183,7 @@ func TestNewErrors(t *testing.T) {
 // TestDefaults uses the machine's own environment and users.
 func TestDefaults(t *testing.T) {
 	o := Options{}.withDefaults()
-	if o.Namespace != "kube-system" || o.Service != "kube-dns" || o.PortName != "dns" || o.AdminConf != "/etc/kubernetes/admin.conf" {
+	if o.Namespace != "kube-system" || o.Service != "kube-dns" || o.AdminConf != "/etc/kubernetes/admin.conf" {
 		t.Errorf("defaults %+v", o)
 	}
 	t.Setenv("SUDO_USER", "x")

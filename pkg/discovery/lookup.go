@@ -176,7 +176,7 @@ func serviceEndpoints(s *discoveryv1.EndpointSlice) []ServiceEndpoint {
 	var endpoints []ServiceEndpoint
 	for i := range s.Endpoints {
 		e := &s.Endpoints[i]
-		address, ok := endpointAddr(s.AddressType, e.Addresses)
+		address, ok := endpointAddr(s.AddressType, e)
 		if !ok {
 			continue
 		}

@@ -1,6 +1,7 @@
 package discovery
 
 import (
+	"cmp"
 	"net/netip"
 	"slices"
 
@@ -14,10 +15,16 @@ import (
 // slices change by themselves: while only those of one family name the new Pods of
 // a rollout, the other family still has its old ones. Slices of other Services are
 // ignored.
-func merge(all []*discoveryv1.EndpointSlice, namespace, service, portName string, place placement) []Endpoint {
+func merge(all []*discoveryv1.EndpointSlice, namespace, service string, ports dnsPorts, place placement) []Endpoint {
+	if ports.udp == nil {
+		return nil
+	}
+	all = slices.DeleteFunc(slices.Clone(all), func(s *discoveryv1.EndpointSlice) bool {
+		return s.Namespace != namespace || s.Labels[discoveryv1.LabelServiceName] != service
+	})
 	var out []Endpoint
 	for _, family := range []discoveryv1.AddressType{discoveryv1.AddressTypeIPv4, discoveryv1.AddressTypeIPv6} {
-		ready, serving := ofFamily(all, family, namespace, service, portName)
+		ready, serving := ofFamily(all, family, ports)
 		if len(ready) > 0 {
 			serving = place.choose(ready)
 		}
@@ -28,18 +35,25 @@ func merge(all []*discoveryv1.EndpointSlice, namespace, service, portName string
 
 // ofFamily returns the endpoints of one address family that are ready, and those
 // that serve without being ready.
-func ofFamily(all []*discoveryv1.EndpointSlice, family discoveryv1.AddressType, namespace, service, portName string) (ready []placed, serving []Endpoint) {
+func ofFamily(all []*discoveryv1.EndpointSlice, family discoveryv1.AddressType, ports dnsPorts) (ready []placed, serving []Endpoint) {
+	elsewhere := make(map[netip.Addr]uint16) // TCP ports: slices made by hand may tell of one protocol each
 	for _, s := range all {
-		if s.AddressType != family || s.Namespace != namespace || s.Labels[discoveryv1.LabelServiceName] != service {
+		tcp := numberOf(s.Ports, ports.tcp)
+		for i := range s.Endpoints {
+			if addr, ok := endpointAddr(family, &s.Endpoints[i]); ok && tcp != 0 {
+				elsewhere[addr] = tcp
+			}
+		}
+	}
+	for _, s := range all {
+		port := numberOf(s.Ports, ports.udp)
+		if port == 0 || s.AddressType != family {
 			continue
 		}
-		port, ok := dnsPort(s.Ports, portName)
-		if !ok {
-			continue
-		}
+		tcp := numberOf(s.Ports, ports.tcp)
 		for i := range s.Endpoints {
 			e := &s.Endpoints[i]
-			addr, ok := endpointAddr(s.AddressType, e.Addresses)
+			addr, ok := endpointAddr(s.AddressType, e)
 			if !ok {
 				continue
 			}
@@ -52,6 +66,7 @@ func ofFamily(all []*discoveryv1.EndpointSlice, family discoveryv1.AddressType, 
 			}
 			ep := Endpoint{
 				Address:     netip.AddrPortFrom(addr, port),
+				TCPPort:     cmp.Or(tcp, elsewhere[addr]),
 				Source:      s.Namespace + "/" + s.Name,
 				Node:        deref(e.NodeName),
 				Zone:        deref(e.Zone),
@@ -68,29 +83,60 @@ func ofFamily(all []*discoveryv1.EndpointSlice, family discoveryv1.AddressType, 
 	return ready, serving
 }
 
-// dnsPort returns the number of the port called name, which must be UDP. A slice
-// without it, or with one that has no number ("all ports"), offers no DNS.
-func dnsPort(ports []discoveryv1.EndpointPort, name string) (uint16, bool) {
+// dnsPorts are a Service's ports for DNS, nil for none. The name of a Service's port is what its slices call theirs.
+type dnsPorts struct{ udp, tcp *corev1.ServicePort }
+
+// dnsPortsOf chooses as clients do, who know no names: UDP port 53, or else the only one, or else the one called "dns".
+// TCP is the port of the same number.
+func dnsPortsOf(s *corev1.Service) (ports dnsPorts) {
+	var udp []*corev1.ServicePort
+	for i := range s.Spec.Ports {
+		if p := &s.Spec.Ports[i]; p.Protocol == corev1.ProtocolUDP {
+			udp = append(udp, p)
+		}
+	}
+	for _, p := range udp {
+		if p.Port == dnsPort || ports.udp == nil && (len(udp) == 1 || p.Name == dnsPortName) {
+			ports.udp = p
+		}
+	}
+	for i := range s.Spec.Ports {
+		p := &s.Spec.Ports[i]
+		if ports.udp != nil && p.Port == ports.udp.Port && protocolOf(p.Protocol) == corev1.ProtocolTCP {
+			ports.tcp = p
+		}
+	}
+	return ports
+}
+
+// protocolOf puts in the API's default.
+func protocolOf(p corev1.Protocol) corev1.Protocol { return cmp.Or(p, corev1.ProtocolTCP) }
+
+// numberOf returns the number of a Service's port in a slice, 0 if the slice does not offer it, or offers it without a
+// number ("all ports").
+func numberOf(ports []discoveryv1.EndpointPort, wanted *corev1.ServicePort) uint16 {
+	if wanted == nil {
+		return 0
+	}
 	for _, p := range ports {
-		// The API's default for a missing protocol is TCP.
-		if deref(p.Name) != name || p.Protocol == nil || *p.Protocol != corev1.ProtocolUDP {
+		if deref(p.Name) != wanted.Name || protocolOf(deref(p.Protocol)) != protocolOf(wanted.Protocol) {
 			continue
 		}
 		if n := deref(p.Port); n > 0 && n <= 65535 {
-			return uint16(n), true
+			return uint16(n)
 		}
 	}
-	return 0, false
+	return 0
 }
 
 // endpointAddr returns the address to ask. Only an endpoint's first address has a
 // meaning in the API. Names, addresses of the wrong family and those that can't
 // be an endpoint from here are refused; a loopback address would be ourselves.
-func endpointAddr(t discoveryv1.AddressType, addresses []string) (netip.Addr, bool) {
-	if len(addresses) == 0 {
+func endpointAddr(t discoveryv1.AddressType, e *discoveryv1.Endpoint) (netip.Addr, bool) {
+	if len(e.Addresses) == 0 {
 		return netip.Addr{}, false
 	}
-	a, err := netip.ParseAddr(addresses[0])
+	a, err := netip.ParseAddr(e.Addresses[0])
 	if err != nil {
 		return netip.Addr{}, false
 	}

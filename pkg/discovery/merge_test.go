@@ -1,6 +1,7 @@
 package discovery
 
 import (
+	"fmt"
 	"net/netip"
 	"slices"
 	"testing"
@@ -131,7 +132,7 @@ func TestMerge(t *testing.T) {
 					}
 					in = append(in, obj.(*discoveryv1.EndpointSlice))
 				}
-				got := Snapshot{Endpoints: merge(in, DefaultNamespace, DefaultService, DefaultPortName, placement{})}
+				got := Snapshot{Endpoints: merge(in, DefaultNamespace, DefaultService, dnsPortsOf(kubeDNS()), placement{})}
 				if !slices.Equal(addresses(got), tc.want) {
 					t.Errorf("got %v, want %v", addresses(got), tc.want)
 				}
@@ -141,13 +142,63 @@ func TestMerge(t *testing.T) {
 	}
 }
 
+// TestPortsByName: as kube-proxy does, a slice's port is the one that is called as the Service's.
+func TestPortsByName(t *testing.T) {
+	const udp, tcp = corev1.ProtocolUDP, corev1.ProtocolTCP
+	service := func(name string, protocol corev1.Protocol, port int32) corev1.ServicePort {
+		return corev1.ServicePort{Name: name, Protocol: protocol, Port: port}
+	}
+	at := func(name string, protocol corev1.Protocol, port int32) discoveryv1.EndpointPort {
+		return discoveryv1.EndpointPort{Name: &name, Protocol: &protocol, Port: &port}
+	}
+	type in = []discoveryv1.EndpointPort
+	type of = []corev1.ServicePort
+	for name, tc := range map[string]struct {
+		service of
+		slices  []in
+		want    string // address, then the TCP port
+	}{
+		"kubeadm": {servicePorts("dns", "dns-tcp"), []in{{at("dns", udp, 53), at("dns-tcp", tcp, 53), at("metrics", tcp, 9153)}}, "172.20.0.2:53 53"},
+		"CoreDNS's Helm chart, RKE2": {of{service("udp-53", udp, 53), service("tcp-53", tcp, 53)},
+			[]in{{at("udp-53", udp, 53), at("tcp-53", tcp, 53)}}, "172.20.0.2:53 53"},
+		"OpenShift":     {servicePorts("dns", "dns-tcp"), []in{{at("dns-tcp", tcp, 5353), at("dns", udp, 5353)}}, "172.20.0.2:5353 5353"},
+		"TCP elsewhere": {servicePorts("dns", "dns-tcp"), []in{{at("dns", udp, 53), at("dns-tcp", tcp, 5353)}}, "172.20.0.2:53 5353"},
+		"no name":       {of{service("", udp, 53)}, []in{{at("", udp, 1053)}}, "172.20.0.2:1053 0"},
+		"no name, a slice without one": {of{service("", udp, 53)},
+			[]in{{discoveryv1.EndpointPort{Protocol: new(udp), Port: new(int32(53))}}}, "172.20.0.2:53 0"},
+		"the only UDP port":        {of{service("query", udp, 5300), service("query-tcp", tcp, 5300), service("x", tcp, 53)}, []in{{at("query", udp, 53), at("query-tcp", tcp, 54), at("x", tcp, 55)}}, "172.20.0.2:53 54"},
+		"53 of several":            {of{service("dns", udp, 5300), service("real", udp, 53)}, []in{{at("dns", udp, 1), at("real", udp, 2)}}, "172.20.0.2:2 0"},
+		"called dns among several": {of{service("other", udp, 5301), service("dns", udp, 5300)}, []in{{at("dns", udp, 1), at("other", udp, 2)}}, "172.20.0.2:1 0"},
+		"none of several":          {of{service("a", udp, 5301), service("b", udp, 5300)}, []in{{at("a", udp, 1), at("b", udp, 2)}}, ""},
+		"TCP only":                 {of{service("dns", tcp, 53)}, []in{{at("dns", tcp, 53)}}, ""},
+		"slices by hand":           {of{service("u", udp, 53), service("t", tcp, 53)}, []in{{at("t", tcp, 54)}, {at("u", udp, 53)}}, "172.20.0.2:53 54"},
+		"a protocol by default":    {of{service("u", udp, 53), service("t", "", 53)}, []in{{at("u", udp, 53), {Name: new("t"), Port: new(int32(54))}}}, "172.20.0.2:53 54"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := kubeDNS()
+			s.Spec.Ports = tc.service
+			var all []*discoveryv1.EndpointSlice
+			for i, ports := range tc.slices {
+				all = append(all, withPorts(slice(fmt.Sprint(i), ready("172.20.0.2")), ports...))
+			}
+			got := ""
+			for _, e := range merge(all, DefaultNamespace, DefaultService, dnsPortsOf(s), placement{}) {
+				got += fmt.Sprint(e.Address, " ", e.TCPPort)
+			}
+			if got != tc.want {
+				t.Errorf("got %q, want %q", got, tc.want)
+			}
+		})
+	}
+}
+
 func TestMergeDetails(t *testing.T) {
 	e := draining("172.20.0.2")
 	e.NodeName, e.Zone = new("node1"), new("z1")
-	got := merge([]*discoveryv1.EndpointSlice{slice("kube-dns-b", e), slice("kube-dns-a", e)}, DefaultNamespace, DefaultService, DefaultPortName, placement{})
+	got := merge([]*discoveryv1.EndpointSlice{slice("kube-dns-b", e), slice("kube-dns-a", e)}, DefaultNamespace, DefaultService, dnsPortsOf(kubeDNS()), placement{})
 	want := []Endpoint{{
 		Address: netip.MustParseAddrPort("172.20.0.2:53"), Source: "kube-system/kube-dns-a",
-		Node: "node1", Zone: "z1", Terminating: true,
+		TCPPort: 5353, Node: "node1", Zone: "z1", Terminating: true,
 	}}
 	if d := cmp.Diff(want, got, cmp.Comparer(func(a, b netip.AddrPort) bool { return a == b })); d != "" {
 		t.Errorf("-want +got:\n%s", d)

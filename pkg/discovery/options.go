@@ -14,8 +14,13 @@ const (
 	DefaultNamespace = "kube-system"
 	DefaultService   = "kube-dns"
 	DefaultConfigMap = "coredns"
-	DefaultPortName  = "dns"
 	DefaultAdminConf = "/etc/kubernetes/admin.conf"
+)
+
+// A Service's port for DNS: its number, and its usual name where it is none of the well-known number.
+const (
+	dnsPort     = 53
+	dnsPortName = "dns"
 )
 
 // Options configure [New] and [FindKubeconfig]. The zero value is valid.
@@ -47,9 +52,6 @@ type Options struct {
 	// NodeName is the name of this host's Node, for Prefer. Default the host's name.
 	NodeName string
 
-	// PortName is the name of the slices' port for DNS over UDP. Default "dns".
-	PortName string
-
 	// Env looks up an environment variable. Default os.Getenv.
 	Env func(key string) string
 
@@ -72,7 +74,6 @@ func (o Options) withDefaults() Options {
 	o.search = o.Service == ""
 	o.Namespace = cmp.Or(o.Namespace, DefaultNamespace)
 	o.Service = cmp.Or(o.Service, DefaultService)
-	o.PortName = cmp.Or(o.PortName, DefaultPortName)
 	o.Prefer = cmp.Or(o.Prefer, PreferAll)
 	if o.NodeName == "" {
 		name, _ := os.Hostname()           // without a name no endpoint is on this node

@@ -168,5 +168,9 @@ func (w *Watcher) service() *corev1.Service { return w.serviceIn(w.opts.Namespac
 
 // endpoints returns the merged set of all slices.
 func (w *Watcher) endpoints() []Endpoint {
-	return merge(stored[*discoveryv1.EndpointSlice](w.slices), w.opts.Namespace, w.name, w.opts.PortName, w.placement())
+	service := w.service()
+	if service == nil {
+		return nil
+	}
+	return merge(stored[*discoveryv1.EndpointSlice](w.slices), w.opts.Namespace, w.name, dnsPortsOf(service), w.placement())
 }

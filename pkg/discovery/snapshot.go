@@ -13,9 +13,13 @@ const SourceStatic = "static"
 // Endpoint is one CoreDNS endpoint that may be asked. It is comparable.
 type Endpoint struct {
 	// Address is where DNS over UDP is served: the endpoint's first address and
-	// the port that its slice calls "dns" (53 as a rule, but any is possible).
+	// the port behind the Service's (53 as a rule, but any is possible).
 	// IPv4 is always in its four-byte form.
 	Address netip.AddrPort
+
+	// TCPPort is where DNS over TCP is served at the same address, 0 if nobody
+	// has said so: then it is worth trying the port of Address.
+	TCPPort uint16
 
 	// Source says who told us: [SourceStatic], or namespace and name of the
 	// EndpointSlice, as in "kube-system/kube-dns-abcde". When several slices
@@ -36,6 +40,7 @@ func compareEndpoints(a, b Endpoint) int {
 	return cmp.Or(
 		a.Address.Compare(b.Address),
 		cmp.Compare(a.Source, b.Source),
+		cmp.Compare(b.TCPPort, a.TCPPort),
 		cmp.Compare(a.Node, b.Node),
 		cmp.Compare(a.Zone, b.Zone),
 	)
@@ -97,6 +102,17 @@ func (s Snapshot) Equal(o Snapshot) bool {
 		slices.Equal(s.Zones, o.Zones) &&
 		s.Service == o.Service &&
 		slices.Equal(s.Notes, o.Notes)
+}
+
+// TCP returns where the endpoints are asked over TCP that have a port of its own for it, by Address.
+func (s Snapshot) TCP() map[netip.AddrPort]netip.AddrPort {
+	tcp := make(map[netip.AddrPort]netip.AddrPort)
+	for _, e := range s.Endpoints {
+		if e.TCPPort != 0 && e.TCPPort != e.Address.Port() {
+			tcp[e.Address] = netip.AddrPortFrom(e.Address.Addr(), e.TCPPort)
+		}
+	}
+	return tcp
 }
 
 // Addresses returns the endpoints' addresses in order, in a slice of its own.

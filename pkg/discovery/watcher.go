@@ -181,9 +181,8 @@ func (w *Watcher) build() Snapshot {
 	case service == nil:
 		next.Reason = fmt.Sprintf("the Service %s/%s does not exist", w.opts.Namespace, w.name)
 		next.ServiceIPs = last.ServiceIPs
-		next.Endpoints = nil
 	case len(endpoints) == 0:
-		next.Reason = fmt.Sprintf("the Service %s/%s has no ready endpoint with a UDP port named %q", w.opts.Namespace, w.name, w.opts.PortName)
+		next.Reason = fmt.Sprintf("the Service %s/%s has %s", w.opts.Namespace, w.name, lacks(service))
 		next.ServiceIPs = serviceIPs(service)
 	default:
 		next.ServiceIPs = serviceIPs(service)
@@ -199,6 +198,20 @@ func (w *Watcher) build() Snapshot {
 		next.Stale, next.Reason = true, p.why
 	}
 	return next
+}
+
+// lacks says what a Service has not that has nobody to ask.
+func lacks(s *corev1.Service) string {
+	switch port := dnsPortsOf(s).udp; {
+	case s.Spec.Type == corev1.ServiceTypeExternalName:
+		return "no endpoints: it is an alias of an external name"
+	case port == nil:
+		return "no UDP port that is DNS's: none with the number 53, and not a single one"
+	case port.Name == "":
+		return fmt.Sprintf("no ready endpoint with its UDP port %d", port.Port)
+	default:
+		return fmt.Sprintf("no ready endpoint with a UDP port named %q", port.Name)
+	}
 }
 
 // portsOf returns the ports of the endpoints, or else of those before: the port of
@@ -289,7 +302,7 @@ func (w *Watcher) missing() *problem {
 	}
 	return &problem{
 		kind:   ErrNoEndpoints,
-		why:    fmt.Sprintf("the Service has no ready endpoint with a UDP port named %q", w.opts.PortName),
+		why:    "the Service has " + lacks(w.service()),
 		remedy: "look at the CoreDNS pods (kubectl -n " + w.opts.Namespace + " get pods,endpointslices), or name an endpoint with --dns-endpoint",
 	}
 }

@@ -537,7 +537,8 @@ func TestTrim(t *testing.T) {
 	}
 	svc := kubeDNS("172.21.0.10")
 	svc.Spec.Selector = map[string]string{"k8s-app": "kube-dns"}
-	if obj, err := trim(svc); err != nil || obj.(*corev1.Service).Spec.Selector != nil || obj.(*corev1.Service).Spec.ClusterIPs[0] != "172.21.0.10" {
+	svc.Spec.SessionAffinity = corev1.ServiceAffinityClientIP
+	if obj, err := trim(svc); err != nil || obj.(*corev1.Service).Spec.SessionAffinity != "" || obj.(*corev1.Service).Spec.ClusterIPs[0] != "172.21.0.10" {
 		t.Errorf("Service became %v, %v", obj, err)
 	}
 }

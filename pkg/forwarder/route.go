@@ -19,6 +19,10 @@ type Routes struct {
 	// never goes to Upstreams.
 	Zones map[string][]netip.AddrPort
 
+	// TCP says where a server of Zones is asked over TCP, if that is not where it
+	// is asked over UDP.
+	TCP map[netip.AddrPort]netip.AddrPort
+
 	// Upstreams are the former servers of the host, in order of preference.
 	// IPv6 zone ids (fe80::1%eth0) are kept and dialled.
 	Upstreams []netip.AddrPort
@@ -64,7 +68,7 @@ func newTable(r Routes, own []netip.AddrPort, old *table, policy *healthPolicy) 
 	newGroup := func(zone string, addrs []netip.AddrPort) (*group, error) {
 		g := &group{zone: zone, spread: zone != ""}
 		for _, addr := range addrs {
-			u, err := t.upstream(addr, own, old, policy)
+			u, err := t.upstream(addr, r.TCP[addr], own, old, policy)
 			if err != nil {
 				return nil, err
 			}
@@ -97,8 +101,11 @@ func newTable(r Routes, own []netip.AddrPort, old *table, policy *healthPolicy) 
 
 // upstream returns the one object for addr, so that its health is shared by
 // all groups and outlives a change of routes.
-func (t *table) upstream(addr netip.AddrPort, own []netip.AddrPort, old *table, policy *healthPolicy) (*upstream, error) {
+func (t *table) upstream(addr, tcp netip.AddrPort, own []netip.AddrPort, old *table, policy *healthPolicy) (*upstream, error) {
 	addr = unmap(addr)
+	if !tcp.IsValid() {
+		tcp = addr
+	}
 	switch {
 	case !addr.IsValid() || addr.Port() == 0 || addr.Addr().IsUnspecified():
 		return nil, fmt.Errorf("server %v: not an address and port", addr)
@@ -109,8 +116,9 @@ func (t *table) upstream(addr netip.AddrPort, own []netip.AddrPort, old *table, 
 	if u == nil && old != nil {
 		u = old.known[addr]
 	}
-	if u == nil {
+	if u == nil || u.tcp != tcp {
 		u = newUpstream(addr, policy)
+		u.tcp = tcp
 	}
 	t.known[addr] = u
 	return u, nil

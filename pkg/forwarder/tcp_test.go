@@ -3,6 +3,7 @@ package forwarder
 import (
 	"fmt"
 	"net"
+	"net/netip"
 	"testing"
 
 	"github.com/miekg/dns"
@@ -77,6 +78,28 @@ func TestLongTCPReply(t *testing.T) {
 	m := dial(t, s, "tcp").askMsg(query("www.example.org.", true))
 	if len(m.Answer) != 2000 || m.Truncated {
 		t.Errorf("%d answers, TC %v", len(m.Answer), m.Truncated)
+	}
+}
+
+// TestTCPElsewhere: a server that serves TCP at a port of its own is asked there, now and after a change of that port.
+func TestTCPElsewhere(t *testing.T) {
+	udp := newPeer(t, func(q *peerQuery) {
+		r := new(dns.Msg).SetReply(q.msg())
+		r.Truncated = true
+		q.replyMsg(r)
+	})
+	one, other := newPeer(t, answerTXT("one")), newPeer(t, answerTXT("other"))
+	routes := func(tcp *peer) Routes {
+		return Routes{Zones: map[string][]netip.AddrPort{"corp.test": {udp.addr}}, TCP: map[netip.AddrPort]netip.AddrPort{udp.addr: tcp.addr}}
+	}
+	s := start(t, routes(one))
+	wantText(t, dial(t, s, "tcp").askMsg(query("a.corp.test.", false)), "one")
+	if err := s.SetRoutes(routes(other)); err != nil {
+		t.Fatal(err)
+	}
+	wantText(t, dial(t, s, "tcp").askMsg(query("a.corp.test.", false)), "other")
+	if udp.tcp.Load() != 0 {
+		t.Error("TCP to the UDP port")
 	}
 }
 

@@ -33,6 +33,7 @@ func newHealthPolicy(timeout time.Duration) healthPolicy {
 // error, is a sign of life.
 type upstream struct {
 	addr    netip.AddrPort
+	tcp     netip.AddrPort // the same but for the port
 	udpAddr *net.UDPAddr
 	policy  *healthPolicy
 
@@ -49,7 +50,7 @@ type upstream struct {
 }
 
 func newUpstream(addr netip.AddrPort, policy *healthPolicy) *upstream {
-	return &upstream{addr: addr, udpAddr: net.UDPAddrFromAddrPort(addr), policy: policy}
+	return &upstream{addr: addr, tcp: addr, udpAddr: net.UDPAddrFromAddrPort(addr), policy: policy}
 }
 
 // answered notes a reply.

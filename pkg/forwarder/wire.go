@@ -85,7 +85,7 @@ func (s *Server) askUDP(ctx context.Context, u *upstream, out *outgoing) (*respo
 // askTCP asks over a connection of its own and waits until ctx ends.
 func (s *Server) askTCP(ctx context.Context, u *upstream, out *outgoing) (*response, error) {
 	var d net.Dialer
-	conn, err := d.DialContext(ctx, "tcp", u.addr.String())
+	conn, err := d.DialContext(ctx, "tcp", u.tcp.String())
 	if err != nil {
 		return nil, err
 	}
