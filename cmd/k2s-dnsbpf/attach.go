@@ -38,7 +38,7 @@ the host has now. Returns when the host resolves through it; the daemon stays in
 	cmd.Flags().BoolVar(&foreground, "foreground", false, "stay in the foreground, for a service unit or a container")
 	cmd.Flags().BoolVar(&dryRun, "dry-run", false, "say what would be done, and change nothing")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
-		c, log, err := s.configAndLogger()
+		c, log, err := s.configAndLogger(cmd.Context())
 		if err != nil {
 			return err
 		}

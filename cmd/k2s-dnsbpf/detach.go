@@ -26,7 +26,7 @@ that have not read the resolver configuration again. An attach in that time take
 		"how long the daemon answers on at least, 0 for not at all; it ends when nobody has asked it for half of that, or after six times as long")
 	cmd.Flags().BoolVar(&dryRun, "dry-run", false, "say what would be done, and change nothing")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
-		c, log, err := s.configAndLogger()
+		c, log, err := s.configAndLogger(cmd.Context())
 		if err != nil {
 			return err
 		}

@@ -21,7 +21,7 @@ fails: detach is the command then.`,
 	}
 	s := newSettings(cmd)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
-		c, log, err := s.configAndLogger()
+		c, log, err := s.configAndLogger(cmd.Context())
 		if err != nil {
 			return err
 		}

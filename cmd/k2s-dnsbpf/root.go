@@ -73,7 +73,7 @@ func reporting(cmd *cobra.Command, s *settings, gather func(context.Context, con
 		if err != nil {
 			return usageError{err}
 		}
-		c, err := s.config()
+		c, err := s.config(cmd.Context())
 		if err != nil {
 			return err
 		}
@@ -263,8 +263,8 @@ func parsePrefix(text string) (netip.Prefix, error) {
 }
 
 // config joins defaults, file and flags.
-func (s *settings) config() (config.Config, error) {
-	c, err := config.Load(s.file, s.names.Changed("config"))
+func (s *settings) config(ctx context.Context) (config.Config, error) {
+	c, err := config.Load(ctx, s.file, s.names.Changed("config"))
 	if err != nil {
 		return c, err
 	}
@@ -278,8 +278,8 @@ func (s *settings) config() (config.Config, error) {
 }
 
 // configAndLogger is config, with a logger of the level that it names.
-func (s *settings) configAndLogger() (config.Config, *zap.Logger, error) {
-	c, err := s.config()
+func (s *settings) configAndLogger(ctx context.Context) (config.Config, *zap.Logger, error) {
+	c, err := s.config(ctx)
 	if err != nil {
 		return c, nil, err
 	}

@@ -1,6 +1,7 @@
 package config
 
 import (
+	"context"
 	"errors"
 	"net/netip"
 	"os"
@@ -10,6 +11,8 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/internal/safefile"
 )
 
 func TestParseServer(t *testing.T) {
@@ -174,7 +177,7 @@ logLevel: debug
 		t.Run(name, func(t *testing.T) {
 			want := Default()
 			test.change(&want)
-			got, err := Load(writeFile(t, test.text), true)
+			got, err := Load(context.Background(), writeFile(t, test.text), true)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -207,7 +210,7 @@ func TestLoadErrors(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			path := writeFile(t, test.text)
-			_, err := Load(path, true)
+			_, err := Load(context.Background(), path, true)
 			if err == nil {
 				t.Fatal("no error")
 			}
@@ -229,7 +232,7 @@ func TestLoadErrorsNameKey(t *testing.T) {
 		"upstreams", "dnsEndpoints", "podCIDRs", "serviceCIDRs", "kubeswitchAddress", "wait", "linger", "bpf", "logLevel", "zones",
 	} {
 		text := "topology: native-linux\n" + key + ":\n  -\n    - {}\nrunDir: /run\n"
-		if _, err := Load(writeFile(t, text), true); err == nil || !strings.Contains(err.Error(), "key "+key+": ") {
+		if _, err := Load(context.Background(), writeFile(t, text), true); err == nil || !strings.Contains(err.Error(), "key "+key+": ") {
 			t.Errorf("error does not name the key %s: %v", key, err)
 		}
 	}
@@ -237,17 +240,22 @@ func TestLoadErrorsNameKey(t *testing.T) {
 
 func TestLoadMissingFile(t *testing.T) {
 	missing := filepath.Join(t.TempDir(), "none.yaml")
-	got, err := Load(missing, false)
+	got, err := Load(context.Background(), missing, false)
 	if err != nil {
 		t.Errorf("an optional file is missing: %v", err)
 	}
 	if diff := cmp.Diff(Default(), got, compareAddresses); diff != "" {
 		t.Errorf("settings without a file (-want +got):\n%s", diff)
 	}
-	if _, err := Load(missing, true); !errors.Is(err, os.ErrNotExist) || !strings.Contains(err.Error(), missing) {
+	if _, err := Load(context.Background(), missing, true); !errors.Is(err, os.ErrNotExist) || !strings.Contains(err.Error(), missing) {
 		t.Errorf("a required file is missing: %v", err)
 	}
-	if _, err := Load(t.TempDir(), false); err == nil {
-		t.Error("a directory was read")
+	for _, path := range []string{t.TempDir(), "/dev/zero"} {
+		if _, err := Load(context.Background(), path, false); !errors.Is(err, safefile.ErrNotRegular) {
+			t.Errorf("%s: %v", path, err)
+		}
+	}
+	if _, err := Load(context.Background(), writeFile(t, strings.Repeat("#", maxFile+1)), false); !errors.Is(err, safefile.ErrTooLarge) {
+		t.Errorf("a large file: %v", err)
 	}
 }

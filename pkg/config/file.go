@@ -2,6 +2,7 @@ package config
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -11,6 +12,8 @@ import (
 	"time"
 
 	"go.yaml.in/yaml/v3"
+
+	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/internal/safefile"
 )
 
 // fileConfig is the file's form of Config: what YAML can't read by itself is text first.
@@ -92,16 +95,19 @@ func atLine(node *yaml.Node, err error) error {
 	return fmt.Errorf("line %d: %w", node.Line, err)
 }
 
+// maxFile bounds a configuration file, in bytes.
+const maxFile = 1 << 20
+
 // Load returns the defaults, changed by the file at path. A missing file is no error unless it is required: the one at
 // DefaultFile is optional, one that the user named is not. Errors name file, line and key.
-func Load(path string, required bool) (Config, error) {
+func Load(ctx context.Context, path string, required bool) (Config, error) {
 	c := Default()
-	data, err := os.ReadFile(path)
+	data, err := safefile.ReadFile(ctx, path, maxFile)
 	if errors.Is(err, os.ErrNotExist) && !required {
 		return c, nil
 	}
 	if err != nil {
-		return c, fmt.Errorf("read configuration: %w: name a file that is there, or leave --config out", err)
+		return c, fmt.Errorf("read configuration: %w: name a file that can be read, or leave --config out", err)
 	}
 	var document yaml.Node
 	if err := yaml.Unmarshal(data, &document); err != nil {

@@ -19,6 +19,7 @@ import (
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/datapath"
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/diagnose"
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/discovery"
+	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/internal/safefile"
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/netdev"
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/resolvconf"
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/status"
@@ -40,9 +41,7 @@ func Check(ctx context.Context, c config.Config, target diagnose.Target) (diagno
 		Dialer:   new(net.Dialer),
 		Patience: checkPatience,
 	}
-	if checker.Host, err = checkedHost(c, report); err != nil {
-		return diagnose.CheckReport{}, err
-	}
+	checker.Host = checkedHost(ctx, c, report)
 	if checker.Host.InKernel {
 		kernel, err := newKernelView(report.Datapath)
 		if err != nil {
@@ -56,7 +55,7 @@ func Check(ctx context.Context, c config.Config, target diagnose.Target) (diagno
 }
 
 // checkedHost joins what status says with what programs read in the resolver file now.
-func checkedHost(c config.Config, report status.Report) (diagnose.CheckedHost, error) {
+func checkedHost(ctx context.Context, c config.Config, report status.Report) diagnose.CheckedHost {
 	host := diagnose.CheckedHost{
 		Attached: report.Attached,
 		Problems: report.Problems,
@@ -66,9 +65,9 @@ func checkedHost(c config.Config, report status.Report) (diagnose.CheckedHost, e
 		Zones:    c.Zones,
 		InKernel: hasQueryProgram(report.Datapath),
 	}
-	content, err := os.ReadFile(report.Resolver.File)
+	content, err := safefile.ReadFile(ctx, report.Resolver.File, resolvconf.MaxSize)
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
-		return host, fmt.Errorf("read the resolver configuration: %w", err)
+		host.Problems = append(host.Problems, fmt.Sprintf("%s can't be read: %s", report.Resolver.File, err))
 	}
 	file := resolvconf.Parse(content)
 	host.Servers, host.Search, host.Dots = file.Nameservers, file.Search, ndots(file.Options)
@@ -89,7 +88,7 @@ func checkedHost(c config.Config, report status.Report) (diagnose.CheckedHost, e
 		endpoints = append(endpoints, e.Address)
 	}
 	host.Endpoints, host.Upstreams, host.Listen = servers(endpoints), servers(report.Resolver.Upstreams), servers(report.Forwarder.Listen)
-	return host, nil
+	return host
 }
 
 // servers reads addresses back that a report has as text, with or without a port.

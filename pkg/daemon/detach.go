@@ -16,6 +16,7 @@ import (
 
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/config"
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/datapath"
+	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/internal/safefile"
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/resolvconf"
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/state"
 )
@@ -215,8 +216,16 @@ func end(ctx context.Context, pid int, c config.Config) error {
 
 // isDaemon guards against a process number from another PID namespace.
 func isDaemon(pid int) bool {
-	name, err := os.ReadFile(fmt.Sprintf("/proc/%d/comm", pid))
-	return err == nil && strings.HasPrefix(string(name), "k2s-dnsbpf")
+	return strings.HasPrefix(processName(pid), "k2s-dnsbpf")
+}
+
+// processName is what lists of processes have for one; "" if it is gone.
+func processName(pid int) string {
+	name, err := safefile.ReadFile(context.Background(), fmt.Sprintf("/proc/%d/comm", pid), 64)
+	if err != nil {
+		return ""
+	}
+	return strings.TrimSpace(string(name))
 }
 
 // terminate asks a process to end. One that is stopped is continued, or it would never see the signal.

@@ -3,6 +3,7 @@
 package daemon
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"flag"
@@ -19,6 +20,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/config"
+	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/internal/safefile"
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/resolvconf"
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/state"
 )
@@ -71,7 +73,7 @@ func guardianFile(c config.Config) string { return filepath.Join(c.RunDir, "guar
 
 func readGuardianRecord(c config.Config) (guardianRecord, error) {
 	var record guardianRecord
-	content, err := os.ReadFile(guardianFile(c))
+	content, err := safefile.ReadFile(context.Background(), guardianFile(c), maxOrder)
 	if err != nil {
 		return record, err
 	}
@@ -334,8 +336,7 @@ func (g *guardian) save() {
 
 // isGuardian tells a guardian that has the lock from a daemon.
 func isGuardian(pid int) bool {
-	name, err := os.ReadFile(fmt.Sprintf("/proc/%d/comm", pid))
-	return err == nil && strings.TrimSpace(string(name)) == guardianComm
+	return processName(pid) == guardianComm
 }
 
 // restoreUnlocked puts the resolver file back and forgets its record. The caller has the lock, or knows that nobody else

@@ -9,7 +9,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"maps"
 	"net/netip"
@@ -18,10 +17,11 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"syscall"
 	"time"
 
 	"go.yaml.in/yaml/v3"
+
+	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/internal/safefile"
 )
 
 // lookTimeout bounds each look: a file system or a daemon that hangs must not hang doctor.
@@ -95,13 +95,7 @@ func (h Host) Looks() []Look {
 
 // read reads a file that is another program's; one that can't be read is empty.
 func (h Host) read(path string) []byte {
-	file, err := os.OpenFile(h.Root+path, os.O_RDONLY|syscall.O_NONBLOCK, 0) // not to wait for a FIFO's writer
-	if err != nil {
-		return nil
-	}
-	defer file.Close()
-	// What could be read counts: a file of /proc may end with an error when its process does.
-	content, _ := io.ReadAll(io.LimitReader(file, maxFile))
+	content, _ := safefile.ReadFile(context.Background(), h.Root+path, maxFile)
 	return content
 }
 
@@ -349,7 +343,7 @@ func (h Host) kubelets() func(*Facts) {
 		if out[i].ResolvConf == "" {
 			continue
 		}
-		content, err := os.ReadFile(h.Root + out[i].ResolvConf)
+		content, err := safefile.ReadFile(context.Background(), h.Root+out[i].ResolvConf, maxFile)
 		out[i].Missing = errors.Is(err, fs.ErrNotExist)
 		out[i].Servers = h.Servers(content)
 	}

@@ -6,7 +6,7 @@ import (
 	"io/fs"
 	"syscall"
 
-	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/state/hostfs"
+	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/internal/safefile"
 )
 
 // What a caller can act on. Every error of the package that has one of these
@@ -32,7 +32,7 @@ var (
 	// ErrNotFile: neither a regular file nor a symbolic link.
 	ErrNotFile = errors.New("neither a file nor a symbolic link")
 	// ErrTooLarge: over MaxSize.
-	ErrTooLarge = hostfs.ErrTooLarge
+	ErrTooLarge = safefile.ErrTooLarge
 	// ErrNoUpstream: the old configuration names no server that could answer.
 	// A caller who was given upstreams passes TakeOver.UpstreamsGiven.
 	ErrNoUpstream = errors.New("no usable upstream")

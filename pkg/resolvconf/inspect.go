@@ -11,6 +11,7 @@ import (
 	"strings"
 	"syscall"
 
+	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/internal/safefile"
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/state/hostfs"
 )
 
@@ -219,7 +220,7 @@ func (m *Manager) published(path string) (serverList, error) {
 	path = m.opts.Root + path
 	data, err := m.fs.ReadFile(path, MaxSize)
 	if err != nil {
-		if errors.Is(err, fs.ErrNotExist) || errors.Is(err, fs.ErrPermission) || errors.Is(err, ErrTooLarge) {
+		if errors.Is(err, fs.ErrNotExist) || errors.Is(err, fs.ErrPermission) || errors.Is(err, ErrTooLarge) || errors.Is(err, safefile.ErrNotRegular) {
 			return serverList{source: path}, nil
 		}
 		return serverList{}, explain("read "+path, err)

@@ -2,6 +2,7 @@ package resolvconf
 
 import (
 	"bytes"
+	"context"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -12,6 +13,8 @@ import (
 	"sync"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/internal/safefile"
 )
 
 // writerEvents are the events of which the process is noted.
@@ -173,7 +176,7 @@ func describeProcess(pid int) string {
 	if pid <= 0 {
 		return "a process of another PID namespace"
 	}
-	comm, err := os.ReadFile(fmt.Sprintf("/proc/%d/comm", pid))
+	comm, err := safefile.ReadFile(context.Background(), fmt.Sprintf("/proc/%d/comm", pid), 64)
 	if err != nil {
 		return fmt.Sprintf("process %d, which has ended", pid)
 	}

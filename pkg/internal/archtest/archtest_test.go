@@ -14,7 +14,10 @@ import (
 
 const module = "github.com/k2s-dnsbpf/k2s-dnsbpf/"
 
-// rooms says which packages of ours each package may import. Rooms below the daemon know only leaves; the daemon joins
+// leaves are for every room.
+var leaves = []string{"pkg/internal/safefile"}
+
+// rooms says which packages of ours, besides leaves, each package may import. Rooms below the daemon know only leaves; the daemon joins
 // them.
 var rooms = map[string][]string{
 	"cmd/k2s-dnsbpf":           {"pkg/config", "pkg/daemon", "pkg/diagnose", "pkg/status"},
@@ -26,6 +29,7 @@ var rooms = map[string][]string{
 	"pkg/forwarder":            {},
 	"pkg/internal/archtest":    {},
 	"pkg/internal/pktgen":      {},
+	"pkg/internal/safefile":    {},
 	"pkg/netdev":               {},
 	"pkg/resolvconf":           {"pkg/state", "pkg/state/hostfs"},
 	"pkg/state":                {"pkg/state/hostfs"},
@@ -87,7 +91,7 @@ func check(t *testing.T, dir, path, imported string) {
 		allowed, known := rooms[dir]
 		if !known {
 			t.Errorf("%s: package %s has no row in the import table", path, dir)
-		} else if !slices.Contains(allowed, ours) {
+		} else if !slices.Contains(allowed, ours) && !slices.Contains(leaves, ours) {
 			t.Errorf("%s: %s must not import %s", path, dir, ours)
 		}
 		return

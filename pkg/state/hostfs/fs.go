@@ -17,9 +17,6 @@ import (
 	"time"
 )
 
-// ErrTooLarge says that a file is longer than its reader allows.
-var ErrTooLarge = errors.New("file is too large")
-
 // Inode flags as ioctl_iflags(2) numbers them, the two that refuse a rename.
 const (
 	FlagAppend    = 0x20
@@ -76,9 +73,8 @@ type File interface {
 type FS interface {
 	Lstat(name string) (Info, error)
 	Readlink(name string) (string, error)
-	// ReadFile reads a regular file, through symbolic links. It fails with
-	// ErrTooLarge if the file has more than limit bytes, and at once, without
-	// blocking, if it is a FIFO or a device.
+	// ReadFile reads a regular file, through symbolic links, as package
+	// safefile does.
 	ReadFile(name string, limit int64) ([]byte, error)
 	// Access fails if the process may not write there: EROFS, EACCES, EPERM.
 	Access(name string) error

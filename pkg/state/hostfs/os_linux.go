@@ -1,13 +1,15 @@
 package hostfs
 
 import (
+	"context"
 	"errors"
-	"io"
 	"io/fs"
 	"os"
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/internal/safefile"
 )
 
 // OS is the real file system. Safe for concurrent use.
@@ -104,27 +106,7 @@ func fileMode(m uint32) fs.FileMode {
 func (osFS) Readlink(name string) (string, error) { return os.Readlink(name) }
 
 func (osFS) ReadFile(name string, limit int64) ([]byte, error) {
-	// O_NONBLOCK: opening a FIFO that has no writer would wait for one.
-	f, err := os.OpenFile(name, os.O_RDONLY|unix.O_NONBLOCK|unix.O_NOCTTY, 0)
-	if err != nil {
-		return nil, err
-	}
-	defer f.Close()
-	info, err := f.Stat()
-	if err != nil {
-		return nil, err
-	}
-	if !info.Mode().IsRegular() {
-		return nil, pathErr("read", name, errors.New("not a regular file"))
-	}
-	data, err := io.ReadAll(io.LimitReader(f, limit+1))
-	if err != nil {
-		return nil, err
-	}
-	if int64(len(data)) > limit {
-		return nil, pathErr("read", name, ErrTooLarge)
-	}
-	return data, nil
+	return safefile.ReadFile(context.Background(), name, limit)
 }
 
 func (osFS) Access(name string) error {
