@@ -63,7 +63,9 @@ func (d *Daemon) reroute() {
 }
 
 func (d *Daemon) routes(zones []discovery.Zone, snapshot discovery.Snapshot) forwarder.Routes {
-	return forwarder.Routes{Zones: routesTo(zones, snapshot.Addresses()), TCP: snapshot.TCP(), Upstreams: d.upstreams()}
+	routes := forwarder.Routes{Zones: routesTo(zones, snapshot.Addresses()), TCP: snapshot.TCP(), Upstreams: d.upstreams()}
+	routes.Timeout, routes.Attempts, routes.Rotate = d.inspection.File.Retries()
+	return routes
 }
 
 // programDatapath attaches where replies come in before queries are steered there. Where the old network got replies from

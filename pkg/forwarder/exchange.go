@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -15,170 +16,289 @@ import (
 // errBadReply is a reply to our question that can't be read to its end.
 var errBadReply = errors.New("malformed reply")
 
-// rounds is how often each server is asked for one query at most. The second
-// time makes up for a lost packet.
-const rounds = 2
+// request is what is asked of a group of servers.
+type request struct {
+	*outgoing
+	servers *group
+	pace    *pace
+}
 
-// response is an accepted reply of a server.
+// response is an accepted reply of a server. It is not changed any more, and
+// may be the answer to several clients.
 type response struct {
-	msg  []byte // in buf
+	msg  []byte
 	recs records
-	buf  *[]byte
 }
 
-// release gives the buffer back. msg must not be used any more.
-func (r *response) release() { putBuffer(r.buf) }
+// rank tells how much a reply is worth. Below rankNo it is a failure: a stub
+// resolver turns to its next server for it.
+type rank int
 
-// rank tells how good a reply is. Less than rankFinal is a reply that another
-// server may better: stub resolvers turn to their next server for these too.
-func (r *response) rank() int {
-	if r.recs.hasOPT && r.recs.opt.extRcode != 0 {
-		return rankFinal
+const (
+	rankLame    rank = iota // "ask elsewhere"
+	rankRefused             // REFUSED
+	rankError               // any other RCODE
+	rankFailed              // SERVFAIL
+	rankNo                  // there is no such name, or no such record of it
+	rankCut                 // an answer, truncated
+	rankAnswer
+)
+
+func (out *outgoing) rank(res *response) rank {
+	msg := res.msg
+	if res.recs.hasOPT && res.recs.opt.extRcode != 0 {
+		return rankError
 	}
-	switch headerRcode(r.msg) {
-	case dns.RcodeRefused:
-		return 1
-	case dns.RcodeNotImplemented:
-		return 2
+	switch headerRcode(msg) {
+	case dns.RcodeSuccess:
+	case dns.RcodeNameError:
+		return rankNo
 	case dns.RcodeServerFailure:
-		return 3
+		return rankFailed
+	case dns.RcodeRefused:
+		return rankRefused
 	default:
-		return rankFinal
+		return rankError
 	}
+	switch {
+	case flags(msg)&flagTC != 0:
+		return rankCut
+	case count(msg, sectionAnswer) > 0:
+		return rankAnswer
+	case out.recursive() && !res.recs.hasSOA && flags(msg)&flagAA == 0 && (flags(msg)&flagRA == 0 || res.recs.hasNS):
+		// Neither a resolver's nor an authority's word that there is nothing
+		// (RFC 2308 section 2.2), but a referral, or less than that.
+		return rankLame
+	}
+	return rankNo
 }
 
-const rankFinal = 4
-
-// deadShare is the part of Options.Timeout that is spent on servers of which
-// none has answered lately: a client is better off with an early SERVFAIL.
-const deadShare = 4
-
-// exchange asks the servers of g, in order, and returns the best reply. It
-// turns to the next server when one fails or says that it failed; when one is
-// silent for longer than its wait, the next is asked as well and the first
-// good reply wins. So a dead server costs its wait, not a timeout.
-func (s *Server) exchange(ctx context.Context, g *group, out *outgoing) (*response, error) {
-	order, alive := g.order(time.Now(), s.probe)
-	timeout := s.opts.Timeout
-	if !alive {
-		timeout /= deadShare
+// exchange asks the servers of q, in their order, and returns the best reply,
+// with the patience of a stub resolver but in less time. It turns to the next
+// server when one fails, and when one is silent for a moment the next is asked
+// as well. What is found counts more than that there is nothing, and an earlier
+// server's word more than a later one's, as long as a stub would wait for it.
+func (s *Server) exchange(ctx context.Context, q *request) (*response, error) {
+	r := &race{s: s, request: q, begin: time.Now(), leader: -1}
+	r.tries.Store(1) // the race itself
+	var alive bool
+	r.order, alive = q.servers.order(r.begin)
+	r.limit = r.begin.Add(q.pace.whole)
+	if !alive && q.servers.zone != "" {
+		r.limit = r.begin.Add(q.pace.hopeless)
 	}
-	ctx, cancel := context.WithTimeout(ctx, timeout)
-	defer cancel() // ends the tries that lost
-
-	r := &race{s: s, out: out, order: order}
-	r.sent = make([]time.Time, len(r.order))
-	r.errs = make([]error, len(r.order))
-	r.results = make(chan result, rounds*len(r.order)) // no try ever blocks on it
+	r.results = make(chan result, 2*len(r.order)) // no try ever blocks on it
+	ctx, r.cancel = context.WithCancel(ctx)
+	defer r.leave()
 	r.timer = time.NewTimer(0)
 	defer r.timer.Stop()
 	return r.run(ctx)
 }
 
-// race is one exchange: tries that overlap, and what came of them.
+// race is one exchange: tries that overlap, one of each server, and what came of them.
 type race struct {
-	s       *Server
-	out     *outgoing
-	order   []*upstream
-	sent    []time.Time // per server: when it was asked last
-	errs    []error     // per server: how its last try failed
-	results chan result
-	timer   *time.Timer
+	s *Server
+	*request
+	begin, limit time.Time
+	order        []contender
+	results      chan result
+	timer        *time.Timer
+	cancel       context.CancelFunc
 
-	started int // tries so far
-	pending int // of these, without a result
-	struck  int // value of started when a server was last found silent
-	best    *response
+	started int       // servers asked so far
+	pending int       // of these, without a final result
+	leader  int       // index of the server whose reply is best, -1 for none yet
+	best    *response // its reply
+	rank    rank      // of best
+	cameAt  time.Time // when best came
+
+	tries atomic.Int32 // that run, and 1 until the race is over
+	over  atomic.Bool  // nobody waits for results any more
+	spare func() bool  // set if tries run on: see leave
 }
 
-// result is the end of one try, of the server with that index in the order.
+// contender is a server in a race.
+type contender struct {
+	*upstream
+	standing standing
+	sent     time.Time
+	pending  bool
+	err      error // how its try failed
+}
+
+// result is what one try, of the server with that index in the order, has come
+// to. A truncated reply is not the end of it: more is true then.
 type result struct {
 	server int
 	res    *response
 	err    error
+	more   bool
 }
 
 func (r *race) run(ctx context.Context) (*response, error) {
 	r.next(ctx)
 	for {
+		now := time.Now()
+		wake, done := r.wake(now)
+		switch {
+		case done:
+			return r.end()
+		case !wake.After(now):
+			r.next(ctx)
+			continue
+		}
+		r.timer.Reset(wake.Sub(now))
 		select {
 		case got := <-r.results:
-			r.pending--
-			if got.err != nil {
-				r.errs[got.server] = got.err
-			} else if r.keep(got.res); r.best.rank() == rankFinal {
-				return r.best, nil
-			}
-			if r.started < len(r.order) {
-				r.next(ctx)
-			} else if r.pending == 0 {
-				return r.end()
-			}
+			r.take(got)
 		case <-r.timer.C:
-			if r.best != nil && r.started >= len(r.order) {
-				return r.end() // all were asked: a silent one is not worth the client's time
-			}
-			if r.started > r.struck {
-				last := (r.started - 1) % len(r.order)
-				if errors.Is(r.errs[last], errTimeout) { // nothing worse was heard of it
-					r.s.strike(r.order[last], r.sent[last], errTimeout)
-				}
-				r.struck = r.started
-			}
-			if r.started < rounds*len(r.order) {
-				r.next(ctx)
-			} else {
-				r.timer.Reset(r.s.policy.patience)
-			}
 		case <-ctx.Done():
 			return r.end()
 		}
 	}
 }
 
-// next starts a try of the next server.
+// wake says when there is something to do, unless something comes in before:
+// the next server to ask, or, as done says then, the end.
+func (r *race) wake(now time.Time) (at time.Time, done bool) {
+	at = r.limit
+	if r.leader >= 0 && r.rank >= rankNo {
+		at = r.due()
+	} else if r.started < len(r.order) {
+		if at = r.limit; r.pending == 0 {
+			return now, false
+		} else if next := r.order[r.started-1].sent.Add(r.wait(&r.order[r.started-1])); next.Before(at) {
+			return next, false
+		}
+	} else if r.pending == 0 {
+		return now, true
+	} else if r.leader >= 0 {
+		at = r.due()
+	}
+	if r.limit.Before(at) {
+		at = r.limit
+	}
+	return at, !now.Before(at)
+}
+
+// wait returns how long to wait for a server before the next is asked too.
+func (r *race) wait(c *contender) time.Duration {
+	switch c.standing {
+	case trusted:
+		return r.pace.patience
+	case onTrial:
+		return 0
+	}
+	return r.pace.headStart
+}
+
+// due returns when the best reply is good enough: until then another server's
+// may still come that counts more.
+func (r *race) due() (at time.Time) {
+	for i := range r.order[:r.started] {
+		c := &r.order[i]
+		if !c.pending {
+			continue
+		}
+		var until time.Time
+		switch {
+		case i == r.leader: // asked again by TCP
+			until = r.cameAt.Add(r.pace.tcp)
+		case r.rank >= rankNo && (i > r.leader || r.servers.zone != ""): // a zone's servers are equals
+		case r.rank > rankNo && c.standing == trusted:
+			until = c.sent.Add(r.pace.first)
+		case r.rank > rankNo:
+		case c.standing < onTrial:
+			until = c.sent.Add(r.pace.negative)
+		default:
+			until = c.sent.Add(r.pace.trial)
+		}
+		if until.After(at) {
+			at = until
+		}
+	}
+	return at
+}
+
+// next starts the try of the next server.
 func (r *race) next(ctx context.Context) {
-	i := r.started % len(r.order)
-	u := r.order[i]
-	if r.started > 0 {
+	i := r.started
+	c := &r.order[i]
+	if i > 0 {
 		r.s.counters.retries.Add(1)
 	}
 	r.started++
 	r.pending++
-	r.sent[i] = time.Now()
-	r.errs[i] = errTimeout
-	r.timer.Reset(u.wait())
+	r.tries.Add(1)
+	c.sent, c.pending, c.err = time.Now(), true, errTimeout
+	u := c.upstream
 	r.s.wg.Go(func() {
-		res, err := r.s.try(ctx, u, r.out)
-		r.results <- result{server: i, res: res, err: err}
+		defer r.done()
+		r.try(ctx, i, u)
 	})
 }
 
-// keep remembers the better one of res and what there was before.
-func (r *race) keep(res *response) {
-	switch {
-	case r.best == nil:
-		r.best = res
-	case res.rank() > r.best.rank():
-		r.best.release()
-		r.best = res
-	default:
-		res.release()
+// take notes a result, and keeps the better one of its reply and the best so far.
+func (r *race) take(got result) {
+	c := &r.order[got.server]
+	if !got.more {
+		r.pending--
+		c.pending = false
+	}
+	c.err = got.err
+	if got.res == nil {
+		return
+	}
+	rank := r.outgoing.rank(got.res)
+	if r.leader < 0 || rank > r.rank || rank == r.rank && got.server < r.leader {
+		r.leader, r.best, r.rank, r.cameAt = got.server, got.res, rank, time.Now()
 	}
 }
 
 // end returns the best reply, or says how each server failed.
 func (r *race) end() (*response, error) {
-	if r.best != nil {
-		return r.best, nil
+	if r.leader < 0 {
+		e := &exchangeError{}
+		for i := range r.order[:r.started] {
+			e.errs = append(e.errs, fmt.Errorf("%v %w", r.order[i].addr, r.order[i].err))
+		}
+		return nil, e
 	}
-	e := &exchangeError{}
-	for i, u := range r.order {
-		if r.errs[i] != nil {
-			e.errs = append(e.errs, fmt.Errorf("%v %w", u.addr, r.errs[i]))
+	for i := range r.order[:r.leader] {
+		if c := &r.order[i]; c.pending && r.rank > rankNo {
+			c.overtaken(c.sent)
 		}
 	}
-	return nil, e
+	return r.best, nil
+}
+
+// maxSpares bounds the races that are over of which a try still runs.
+const maxSpares = 256
+
+// leave is called when the answer is out. Tries by UDP that it was not waited
+// for run on for the time in which a stub takes an answer: whether one comes
+// tells a slow server from a dead one.
+func (r *race) leave() {
+	r.over.Store(true)
+	if !r.tcp && r.tries.Load() > 1 && r.s.spares.Load() < maxSpares {
+		r.s.spares.Add(1)
+		r.spare = context.AfterFunc(r.s.spareCtx, r.cancel)
+	} else {
+		r.cancel()
+	}
+	r.done()
+}
+
+// done ends one try, or the race itself.
+func (r *race) done() {
+	if r.tries.Add(-1) > 0 {
+		return
+	}
+	r.cancel()
+	if r.spare != nil {
+		r.spare()
+		r.s.spares.Add(-1)
+	}
 }
 
 // exchangeError says in one line how each server failed.
@@ -197,24 +317,64 @@ func (e *exchangeError) Error() string {
 
 func (e *exchangeError) Unwrap() []error { return e.errs }
 
-// try asks one server once and keeps its health up to date.
-func (s *Server) try(ctx context.Context, u *upstream, out *outgoing) (*response, error) {
+// try asks one server, and again without EDNS if it does not know that
+// (RFC 6891 section 7), and by TCP what it has cut.
+func (r *race) try(ctx context.Context, i int, u *upstream) {
 	u.queries.Add(1)
+	res, err := r.ask(ctx, i, u)
+	if err != nil {
+		if ce := r.s.log.Check(zap.DebugLevel, "upstream failed"); ce != nil {
+			ce.Write(zap.Stringer("upstream", u.addr), zap.String("qname", r.question.text()), zap.String("reason", err.Error()))
+		}
+	}
+	r.results <- result{server: i, res: res, err: err}
+}
+
+// ask mirrors the client's transport. A truncated reply to an external query is
+// asked for again by TCP; if that fails it is better than none. That of a
+// cluster's server is what the client would have got directly, and the size
+// asked for is the client's, so it is handed on.
+func (r *race) ask(ctx context.Context, i int, u *upstream) (*response, error) {
+	out := r.outgoing
+	if out.tcp {
+		// That a server has no TCP says nothing of its health.
+		return r.s.askTCP(ctx, u, out, r.pace.whole)
+	}
+	res, err := r.askUDP(ctx, u, out)
+	if err == nil && !res.recs.hasOPT && out.withoutOPT != nil {
+		switch headerRcode(res.msg) {
+		case dns.RcodeFormatError, dns.RcodeNotImplemented:
+			if plain, err := r.askUDP(ctx, u, out.withoutOPT); err == nil {
+				res, out = plain, out.withoutOPT
+			}
+		}
+	}
+	if err != nil || flags(res.msg)&flagTC == 0 || out.passThrough || r.over.Load() {
+		return res, err
+	}
+	r.s.counters.tcpFallbacks.Add(1)
+	r.results <- result{server: i, res: res, more: true}
+	whole, err := r.s.askTCP(ctx, u, out, r.pace.tcp)
+	if err != nil {
+		return nil, nil
+	}
+	return whole, nil
+}
+
+// askUDP asks one server and waits until it has answered, or nobody waits any
+// more. It keeps the server's health up to date.
+func (r *race) askUDP(ctx context.Context, u *upstream, out *outgoing) (*response, error) {
 	sent := time.Now()
-	res, err := s.ask(ctx, u, out)
+	res, err := r.converse(ctx, u, out, sent)
 	switch {
 	case err == nil || errors.Is(err, errBadReply):
-		u.answered()
-	case ctx.Err() == nil && !isOurFault(err): // silence is for the race to judge
-		s.strike(u, sent, shorten(err))
-	}
-	if err != nil {
-		if ce := s.log.Check(zap.DebugLevel, "upstream failed"); ce != nil {
-			ce.Write(zap.Stringer("upstream", u.addr), zap.String("qname", out.question.text()), zap.String("reason", err.Error()))
+		if u.answered() {
+			r.s.log.Info("upstream answers again", zap.Stringer("upstream", u.addr))
 		}
-		return nil, shorten(err)
+	case ctx.Err() == nil && !errors.Is(err, errTimeout) && !isOurFault(err):
+		r.s.strike(u, sent, err)
 	}
-	return res, nil
+	return res, err
 }
 
 // strike notes a failure of u, and tells when it puts u aside.
@@ -232,47 +392,6 @@ func isOurFault(err error) bool {
 		}
 	}
 	return false
-}
-
-// ask mirrors the client's transport. A truncated reply to an external query
-// is asked for again by TCP; if that fails it is better than none. That of a
-// cluster's server is what the client would have got directly, and the size
-// asked for is the client's, so it is handed on.
-func (s *Server) ask(ctx context.Context, u *upstream, out *outgoing) (*response, error) {
-	if out.tcp {
-		return s.askTCP(ctx, u, out)
-	}
-	res, err := s.askUDP(ctx, u, out)
-	if err != nil || flags(res.msg)&flagTC == 0 || out.passThrough {
-		return res, err
-	}
-	s.counters.tcpFallbacks.Add(1)
-	u.answered()
-	whole, err := s.askTCP(ctx, u, out)
-	if err != nil {
-		return res, nil
-	}
-	res.release()
-	return whole, nil
-}
-
-// probe asks a server that was put aside for the root's name servers, in the
-// background; any reply brings it back.
-func (s *Server) probe(u *upstream) {
-	s.wg.Go(func() {
-		ctx, cancel := context.WithTimeout(s.probeCtx, s.opts.Timeout/2)
-		defer cancel()
-		u.queries.Add(1)
-		res, err := s.askUDP(ctx, u, newProbe(s.loops))
-		if err != nil {
-			u.failures.Add(1)
-			u.probeFailed()
-			return
-		}
-		res.release()
-		u.answered()
-		s.log.Info("upstream answers again", zap.Stringer("upstream", u.addr))
-	})
 }
 
 var errTimeout = errors.New("timeout")

@@ -42,7 +42,8 @@ func FuzzHandle(f *testing.F) {
 	})
 	r := external(p)
 	r.Zones["cluster.local"] = r.Upstreams
-	s := start(f, r, func(o *Options) { o.Timeout = 200 * time.Millisecond })
+	r.Timeout = 100 * time.Millisecond
+	s := start(f, r)
 	from := netip.MustParseAddrPort("192.0.2.1:53")
 	f.Fuzz(func(t *testing.T, raw []byte, tcp bool) {
 		if len(raw) > maxMessage {
@@ -94,7 +95,7 @@ func FuzzClientReply(f *testing.F) {
 		setCount(msg, sectionAnswer, int(an))
 		setCount(msg, sectionAuthority, int(ns))
 		setCount(msg, sectionAdditional, int(ar))
-		res, err := newOutgoing(c, 0).read(msg, nil)
+		res, err := newOutgoing(c, 0).read(msg)
 		if err != nil {
 			return
 		}

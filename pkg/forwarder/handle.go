@@ -122,16 +122,15 @@ func (s *Server) resolve(ctx context.Context, c *clientQuery) ([]byte, failure) 
 		return nil, failLoop()
 	}
 
-	res, err := s.exchange(ctx, servers, newOutgoing(c, hash))
+	res, err := s.ask(ctx, &request{outgoing: newOutgoing(c, hash), servers: servers, pace: &table.pace})
 	if err != nil {
 		return nil, failExchange(c.zone, err)
 	}
-	defer res.release()
 	reply, err := clientReply(c, res)
 	if err != nil {
 		return nil, failExchange(c.zone, err)
 	}
-	return append([]byte(nil), reply...), failure{}
+	return reply, failure{}
 }
 
 // fail counts and logs a failure and returns the answer that says so.

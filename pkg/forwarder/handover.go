@@ -68,7 +68,7 @@ func (s *Server) Retire(ctx context.Context) {
 		_ = conn.SetReadDeadline(past)
 	}
 	s.mu.Unlock()
-	s.cancelProbes()
+	s.cancelSpares()
 	s.watchDrained()
 	select {
 	case <-s.drained:

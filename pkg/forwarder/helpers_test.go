@@ -170,17 +170,18 @@ func deadAddr(t testing.TB) netip.AddrPort {
 	return p.addr
 }
 
-// start returns a listening server with the given routes. Its time bounds are
-// out of reach, so that a busy machine does not change what happens.
+// start returns a listening server with the given routes. Its times are out of
+// reach if the routes name none, so that a busy machine does not change what
+// happens.
 func start(t testing.TB, r Routes, change ...func(*Options)) *Server {
 	t.Helper()
 	return startTuned(t, r, func(*Server) {}, change...)
 }
 
-// startTuned does so after tune has changed what is no option.
+// startTuned does so after tune has changed what is no option. It may change the pace.
 func startTuned(t testing.TB, r Routes, tune func(*Server), change ...func(*Options)) *Server {
 	t.Helper()
-	opts := Options{Listen: []netip.AddrPort{netip.MustParseAddrPort("127.0.0.1:0")}, Timeout: time.Hour}
+	opts := Options{Listen: []netip.AddrPort{netip.MustParseAddrPort("127.0.0.1:0")}}
 	for _, c := range change {
 		c(&opts)
 	}
@@ -188,10 +189,11 @@ func startTuned(t testing.TB, r Routes, tune func(*Server), change ...func(*Opti
 	if err != nil {
 		t.Fatal(err)
 	}
-	tune(s)
+	setDefault(&r.Timeout, 24*time.Hour)
 	if err := s.SetRoutes(r); err != nil {
 		t.Fatal(err)
 	}
+	tune(s)
 	if err := s.Listen(t.Context()); err != nil {
 		t.Fatal(err)
 	}

@@ -40,15 +40,15 @@ func (s *Server) noteLoop(c *clientQuery) {
 // loopGuard knows the questions that are with a server at the moment, to
 // notice one that comes back. It is safe for concurrent use.
 //
-// Three signs are looked for. A redirect on the way returns the very packet,
-// from the socket that we sent it from. A server that forwards to us asks, from
-// its own address, what it was just asked. And where neither is to be told from
-// an honest client (both ends on one host), the number of equal questions is
-// bounded, so that a loop can't grow without limit. An equal ID is no sign: of
-// many honest queries for one name, some have an ID that is in use upstream.
+// Two signs are looked for. A redirect on the way returns the very packet, from
+// the socket that we sent it from. A server that forwards to us asks, from its
+// own address, what it was just asked. Where that is also the address of honest
+// clients (both ends on one host), neither is to be seen: such a query waits for
+// the one that went out, as any equal one does, so that a loop can't grow. How
+// many ask the same is no sign, and neither is an equal ID: of many honest
+// queries for one name, some have an ID that is in use upstream.
 type loopGuard struct {
 	seed  maphash.Seed
-	limit int                     // equal questions with servers at a time
 	local func(a netip.Addr) bool // a is an address of this host
 
 	mu  sync.Mutex
@@ -56,14 +56,14 @@ type loopGuard struct {
 }
 
 // loopKey is a question with the address that it may come back from: that of
-// our socket, that of the server with port 0, or none.
+// our socket, or that of the server with port 0.
 type loopKey struct {
 	question uint64
 	from     netip.AddrPort
 }
 
-func newLoopGuard(limit int, local func(netip.Addr) bool) *loopGuard {
-	return &loopGuard{seed: maphash.MakeSeed(), limit: limit, local: local, out: make(map[loopKey]int)}
+func newLoopGuard(local func(netip.Addr) bool) *loopGuard {
+	return &loopGuard{seed: maphash.MakeSeed(), local: local, out: make(map[loopKey]int)}
 }
 
 // hash identifies a question: name without regard to case, type, class.
@@ -72,17 +72,16 @@ func (g *loopGuard) hash(q *question) uint64 {
 	return h ^ uint64(q.qtype)<<16 ^ uint64(q.qclass)
 }
 
-func loopKeys(question uint64, socket netip.AddrPort, server netip.Addr) [3]loopKey {
-	return [3]loopKey{
+func loopKeys(question uint64, socket netip.AddrPort, server netip.Addr) [2]loopKey {
+	return [2]loopKey{
 		{question, socket},
 		{question, netip.AddrPortFrom(server, 0)},
-		{question, netip.AddrPort{}},
 	}
 }
 
 // leaves notes that a question goes from a socket of ours to a server. The
 // returned keys are for back.
-func (g *loopGuard) leaves(question uint64, socket netip.AddrPort, server netip.Addr) [3]loopKey {
+func (g *loopGuard) leaves(question uint64, socket netip.AddrPort, server netip.Addr) [2]loopKey {
 	keys := loopKeys(question, plain(socket), server.WithZone(""))
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -93,7 +92,7 @@ func (g *loopGuard) leaves(question uint64, socket netip.AddrPort, server netip.
 }
 
 // back undoes leaves, once the server is not waited for any more.
-func (g *loopGuard) back(keys [3]loopKey) {
+func (g *loopGuard) back(keys [2]loopKey) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	for _, k := range keys {
@@ -110,8 +109,7 @@ func (g *loopGuard) comesBack(question uint64, from netip.AddrPort) bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	return g.out[keys[0]] > 0 ||
-		g.out[keys[1]] > 0 && !g.local(from.Addr()) ||
-		g.out[keys[2]] >= g.limit
+		g.out[keys[1]] > 0 && !g.local(from.Addr())
 }
 
 // plain returns addr without the details in which two spellings of it differ.

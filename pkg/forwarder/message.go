@@ -24,6 +24,7 @@ const (
 // Bits of the second header word, RFC 1035 section 4.1.1 and RFC 4035 section 3.
 const (
 	flagQR = 1 << 15
+	flagAA = 1 << 10
 	flagTC = 1 << 9
 	flagRD = 1 << 8
 	flagRA = 1 << 7
@@ -132,6 +133,8 @@ func lower(dst, src []byte) {
 type records struct {
 	end    int  // offset of the first byte behind the last record
 	signed bool // a TSIG or SIG record is among the additional ones
+	hasSOA bool // in the authority section
+	hasNS  bool // in the authority section
 	hasOPT bool
 	opt    optRecord
 }
@@ -169,6 +172,10 @@ func scanRecords(msg []byte, off int) (records, error) {
 				recs.hasOPT = true
 			case dns.TypeTSIG, dns.TypeSIG:
 				recs.signed = recs.signed || section == sectionAdditional
+			case dns.TypeSOA:
+				recs.hasSOA = recs.hasSOA || section == sectionAuthority
+			case dns.TypeNS:
+				recs.hasNS = recs.hasNS || section == sectionAuthority
 			}
 			off = rr.end
 		}

@@ -1,6 +1,7 @@
 package forwarder
 
 import (
+	"bytes"
 	"crypto/rand"
 	"encoding/binary"
 
@@ -14,12 +15,24 @@ type outgoing struct {
 	hash        uint64 // of the question, for the loop guard
 	tcp         bool
 	passThrough bool
+
+	// shareable says that the answer fits whoever asks the same: nothing in the
+	// query is one client's own, as a signature, a cookie or a subnet is.
+	shareable bool
+
+	// withoutOPT is the same query for a server that takes no EDNS, nil if
+	// there is nothing to leave out or it must not be touched.
+	withoutOPT *outgoing
 }
+
+// recursive reports whether the client wants more than a referral.
+func (out *outgoing) recursive() bool { return flags(out.msg)&flagRD != 0 }
 
 // newOutgoing derives the query for the servers from a client's.
 func newOutgoing(c *clientQuery, hash uint64) *outgoing {
-	out := &outgoing{question: &c.question, hash: hash, tcp: c.tcp, passThrough: c.passThrough}
+	out := &outgoing{question: &c.question, hash: hash, tcp: c.tcp, passThrough: c.passThrough, shareable: true}
 	if c.passThrough {
+		out.shareable = !c.recs.signed && len(c.recs.opt.options) == 0
 		// A copy, because a try that lost may outlive the client's buffer.
 		out.msg = append([]byte(nil), c.raw...)
 		if c.recs.hasOPT && !c.recs.signed && !c.tcp && c.recs.opt.udpSize > maxUDPSize {
@@ -33,23 +46,13 @@ func newOutgoing(c *clientQuery, hash uint64) *outgoing {
 	clear(out.msg[4:headerLen])
 	setCount(out.msg, sectionQuestion, 1)
 	if c.recs.hasOPT {
+		plain := *out
+		plain.msg = bytes.Clone(out.msg)
+		out.withoutOPT = &plain
 		out.msg = appendOPT(out.msg, 0, c.recs.opt.do, nil)
 		setCount(out.msg, sectionAdditional, 1)
 	}
 	return out
-}
-
-// newProbe returns the query ". IN NS".
-func newProbe(loops *loopGuard) *outgoing {
-	msg := make([]byte, headerLen, headerLen+5)
-	setFlags(msg, flagRD)
-	setCount(msg, sectionQuestion, 1)
-	msg = append(msg, 0, 0, byte(dns.TypeNS), 0, byte(dns.ClassINET))
-	q := &question{}
-	if err := q.parse(msg); err != nil {
-		panic("forwarder: the probe is malformed") // it is a constant
-	}
-	return &outgoing{msg: msg, question: q, hash: loops.hash(q), passThrough: true}
 }
 
 // accepts reports whether msg is a reply to this query that was sent with the
@@ -76,9 +79,9 @@ func (out *outgoing) accepts(msg []byte, id uint16) bool {
 	}
 }
 
-// read makes a response of an accepted message in buf. A truncated message may
-// end anywhere; what can't be read of it is cut off.
-func (out *outgoing) read(msg []byte, buf *[]byte) (*response, error) {
+// read makes a response of an accepted message, which it keeps. A truncated
+// message may end anywhere; what can't be read of it is cut off.
+func (out *outgoing) read(msg []byte) (*response, error) {
 	off := headerLen
 	if count(msg, sectionQuestion) == 1 {
 		off = out.question.end
@@ -93,7 +96,7 @@ func (out *outgoing) read(msg []byte, buf *[]byte) (*response, error) {
 		}
 		recs = records{end: off}
 	}
-	return &response{msg: msg, recs: recs, buf: buf}, nil
+	return &response{msg: msg, recs: recs}, nil
 }
 
 // randomID returns an ID that can't be foreseen. Reading never fails: crypto/rand

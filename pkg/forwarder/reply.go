@@ -44,10 +44,11 @@ func failureReply(c *clientQuery, f failure) []byte {
 	return reply
 }
 
-// clientReply turns a server's reply into the one for the client, in place
-// where it can: the client's ID and spelling of the name, its EDNS, its size.
+// clientReply makes the reply for a client out of a server's: the client's ID
+// and spelling of the name, its EDNS, its size.
 func clientReply(c *clientQuery, res *response) ([]byte, error) {
-	reply, recs := res.msg[:res.recs.end], res.recs
+	recs := res.recs
+	reply := append(make([]byte, 0, recs.end+c.question.end+optFixedLen), res.msg[:recs.end]...)
 	setMessageID(reply, messageID(c.raw))
 	if count(reply, sectionQuestion) == 0 { // a bare error, see accepts
 		reply = append(reply[:headerLen], c.raw[headerLen:c.question.end]...)

@@ -6,6 +6,7 @@ import (
 	"net/netip"
 	"slices"
 	"sync/atomic"
+	"time"
 
 	"github.com/miekg/dns"
 )
@@ -26,6 +27,14 @@ type Routes struct {
 	// Upstreams are the former servers of the host, in order of preference.
 	// IPv6 zone ids (fe80::1%eth0) are kept and dialled.
 	Upstreams []netip.AddrPort
+
+	// Timeout and Attempts are those of resolv.conf(5), by which the stub
+	// resolvers of the clients go: no server is given up sooner than they give
+	// up. Rotate spreads queries over Upstreams. 0 means DefaultTimeout and
+	// DefaultAttempts.
+	Timeout  time.Duration
+	Attempts int
+	Rotate   bool
 }
 
 // SetRoutes replaces the routing table. Queries in flight end on the old one.
@@ -34,6 +43,9 @@ type Routes struct {
 func (s *Server) SetRoutes(r Routes) error {
 	s.routesMu.Lock()
 	defer s.routesMu.Unlock()
+	if r.Timeout < 0 || r.Attempts < 0 {
+		return errors.New("set routes: negative timeout or attempts")
+	}
 	t, err := newTable(r, s.ownAddrs(), s.routes.Load(), &s.policy)
 	if err != nil {
 		return fmt.Errorf("set routes: %w", err)
@@ -48,6 +60,7 @@ type table struct {
 	zones     map[string]*group // by name in lower-case wire format
 	upstreams *group
 	known     map[netip.AddrPort]*upstream
+	pace      pace
 }
 
 // group is a set of servers that answer the same names.
@@ -64,9 +77,10 @@ func newTable(r Routes, own []netip.AddrPort, old *table, policy *healthPolicy) 
 	t := &table{
 		zones: make(map[string]*group, len(r.Zones)),
 		known: make(map[netip.AddrPort]*upstream),
+		pace:  newPace(r.Timeout, r.Attempts),
 	}
 	newGroup := func(zone string, addrs []netip.AddrPort) (*group, error) {
-		g := &group{zone: zone, spread: zone != ""}
+		g := &group{zone: zone, spread: zone != "" || r.Rotate}
 		for _, addr := range addrs {
 			u, err := t.upstream(addr, r.TCP[addr], own, old, policy)
 			if err != nil {

@@ -20,10 +20,6 @@ import (
 const (
 	// DefaultMaxInFlight is Options.MaxInFlight if that is 0.
 	DefaultMaxInFlight = 4096
-	// DefaultTimeout is Options.Timeout if that is 0. It is below the five
-	// seconds that stub resolvers wait, so that they see our error, with its
-	// reason, and not a timeout of their own.
-	DefaultTimeout = 4 * time.Second
 	// DefaultMaxConns is Options.MaxConns if that is 0.
 	DefaultMaxConns = 512
 )
@@ -50,12 +46,6 @@ type Options struct {
 	// closed at once. 0 means DefaultMaxConns.
 	MaxConns int
 
-	// Timeout bounds a whole exchange with all servers that are tried. A
-	// twentieth of it is what a dead first server costs a query at most, a
-	// fifth if it has just answered before; while all of them are dead, it is
-	// cut to a quarter. 0 means DefaultTimeout.
-	Timeout time.Duration
-
 	// Logger gets a line per query at debug level only. Nil logs nothing.
 	Logger *zap.Logger
 }
@@ -72,6 +62,10 @@ type Server struct {
 	probeID    string
 	counters   counters
 	inFlight   atomic.Int64
+	spares     atomic.Int64 // races that are over, of which a try still runs
+
+	ask     func(context.Context, *request) (*response, error) // the chain behind the routing: see New
+	flights flights
 
 	permitted atomic.Pointer[map[netip.Addr][]netip.Prefix]
 
@@ -80,8 +74,8 @@ type Server struct {
 
 	queryCtx     context.Context // ends the exchanges of a Shutdown that runs out of time
 	cancelQuery  context.CancelFunc
-	probeCtx     context.Context // ends at the start of Shutdown
-	cancelProbes context.CancelFunc
+	spareCtx     context.Context // ends at the start of Shutdown
+	cancelSpares context.CancelFunc
 
 	closing  atomic.Bool
 	drainEnd time.Time      // end of the drain window, set before closing
@@ -113,27 +107,27 @@ func New(opts Options) (*Server, error) {
 		}
 		opts.Listen[i] = addr
 	}
-	if opts.MaxInFlight < 0 || opts.MaxConns < 0 || opts.Timeout < 0 {
-		return nil, errors.New("forwarder: negative limit or timeout")
+	if opts.MaxInFlight < 0 || opts.MaxConns < 0 {
+		return nil, errors.New("forwarder: negative limit")
 	}
 	setDefault(&opts.MaxInFlight, DefaultMaxInFlight)
 	setDefault(&opts.MaxConns, DefaultMaxConns)
-	setDefault(&opts.Timeout, DefaultTimeout)
 	setDefault(&opts.Logger, zap.NewNop())
 
 	s := &Server{
 		opts:    opts,
 		log:     opts.Logger,
-		policy:  newHealthPolicy(opts.Timeout),
+		policy:  defaultHealthPolicy,
 		probeID: rand.Text(),
 		drained: make(chan struct{}),
 		adopted: make(map[netip.AddrPort]Sockets),
 		conns:   make(map[*net.TCPConn]struct{}),
 	}
-	// An eighth of all slots for one question is plenty, unless it loops.
-	s.loops = newLoopGuard(max(64, opts.MaxInFlight/8), s.isLocal)
+	s.loops = newLoopGuard(s.isLocal)
+	// What answers a query that has its servers: a cache's place is in front.
+	s.ask = s.coalesce(s.exchange)
 	s.queryCtx, s.cancelQuery = context.WithCancel(context.Background())
-	s.probeCtx, s.cancelProbes = context.WithCancel(context.Background())
+	s.spareCtx, s.cancelSpares = context.WithCancel(context.Background())
 	return s, nil
 }
 
@@ -299,7 +293,7 @@ func (s *Server) beginShutdown() {
 	}
 	s.drainEnd = time.Now().Add(drainWindow)
 	s.closing.Store(true)
-	s.cancelProbes()
+	s.cancelSpares()
 	for _, l := range s.tcp {
 		_ = l.SetDeadline(s.drainEnd)
 	}

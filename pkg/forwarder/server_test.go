@@ -226,28 +226,6 @@ func TestLoopRedirect(t *testing.T) {
 	}
 }
 
-// TestLoopForwarder: the upstream asks us under IDs of its own, so nothing but
-// the number of equal questions tells that it is a loop.
-func TestLoopForwarder(t *testing.T) {
-	target := make(chan netip.AddrPort, 1)
-	p := newPeer(t, func(q *peerQuery) {
-		m := q.msg()
-		id := m.Id
-		m.Id = dns.Id()
-		r := unpack(t, askRaw(t, target, pack(t, m)))
-		r.Id = id
-		q.replyMsg(r)
-	})
-	const limit = 5
-	s := startTuned(t, external(p), func(s *Server) { s.loops.limit = limit })
-	target <- s.Addrs()[0]
-	m := dial(t, s, "udp").askMsg(query("www.example.org.", true))
-	wantRcode(t, m, dns.RcodeServerFailure)
-	if st := s.Stats(); st.Loops != 1 || p.udp.Load() != limit {
-		t.Errorf("%d loops, %d queries to the upstream", st.Loops, p.udp.Load())
-	}
-}
-
 // askRaw asks the server whose address waits in target, and puts it back.
 func askRaw(t testing.TB, target chan netip.AddrPort, raw []byte) []byte {
 	addr := <-target
@@ -271,7 +249,7 @@ func askRaw(t testing.TB, target chan netip.AddrPort, raw []byte) []byte {
 // TestLoopGuard: the upstream asks us, from its address, what it was asked.
 func TestLoopGuard(t *testing.T) {
 	local := netip.MustParseAddr("172.19.1.1")
-	g := newLoopGuard(3, func(a netip.Addr) bool { return a == local })
+	g := newLoopGuard(func(a netip.Addr) bool { return a == local })
 	remote, other := netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("192.0.2.2")
 	socket := netip.AddrPortFrom(local, 40000)
 	keys := g.leaves(1, socket, remote)

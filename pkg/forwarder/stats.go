@@ -21,6 +21,7 @@ type Stats struct {
 	Loops     uint64 // queries of our own that came back, also counted as Failures
 	LastLoop  *Loop  // the last of them, nil if there was none
 
+	Coalesced    uint64 // queries that were answered with an equal one
 	Retries      uint64 // further servers, or further tries, for a query
 	TCPFallbacks uint64 // truncated replies that were asked for again by TCP
 
@@ -37,8 +38,8 @@ type Stats struct {
 type UpstreamStats struct {
 	Addr     netip.AddrPort
 	Healthy  bool   // false: put aside after failures in a row
-	Queries  uint64 // tries, probes included
-	Failures uint64 // tries without an answer in good time
+	Queries  uint64 // client queries that it was asked
+	Failures uint64 // of these, without an answer in good time
 }
 
 type counters struct {
@@ -46,6 +47,7 @@ type counters struct {
 	cluster, external atomic.Uint64
 	failures, refused atomic.Uint64
 	malformed, loops  atomic.Uint64
+	coalesced         atomic.Uint64
 	retries           atomic.Uint64
 	tcpFallbacks      atomic.Uint64
 	connsRefused      atomic.Uint64
@@ -65,6 +67,7 @@ func (s *Server) Stats() Stats {
 		Malformed:    c.malformed.Load(),
 		Loops:        c.loops.Load(),
 		LastLoop:     s.lastLoop.Load(),
+		Coalesced:    c.coalesced.Load(),
 		Retries:      c.retries.Load(),
 		TCPFallbacks: c.tcpFallbacks.Load(),
 		ConnsRefused: c.connsRefused.Load(),

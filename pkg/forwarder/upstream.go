@@ -10,24 +10,22 @@ import (
 
 // healthPolicy says when a server is put aside and when it is tried again.
 type healthPolicy struct {
-	strikes   int           // silent or unreachable so often in a row: put aside
-	minPause  time.Duration // first pause before a probe
-	maxPause  time.Duration // the pause doubles up to this
-	patience  time.Duration // wait for a proven server before asking the next also
-	headStart time.Duration // the same for a server that did not answer lately
+	strikes  int           // silent or unreachable so often in a row: put aside
+	minPause time.Duration // first pause before a client's query is let through
+	maxPause time.Duration // the pause doubles up to this
 }
 
-// newHealthPolicy derives the delays from the bound of a whole exchange. The
-// head start is what a dead first server costs a query, until it is put aside.
-func newHealthPolicy(timeout time.Duration) healthPolicy {
-	return healthPolicy{
-		strikes:   3,
-		minPause:  5 * time.Second,
-		maxPause:  time.Minute,
-		patience:  timeout / 5,
-		headStart: timeout / 20,
-	}
-}
+var defaultHealthPolicy = healthPolicy{strikes: 3, minPause: time.Second, maxPause: 15 * time.Second}
+
+// standing is what a server is thought of, before it is asked.
+type standing int
+
+const (
+	trusted standing = iota // has answered, or was never asked
+	suspect                 // has been silent since its last answer
+	onTrial                 // put aside, and let through with this query to see whether it is back
+	aside                   // put aside
+)
 
 // upstream is one server that is asked, with its health. Any reply, even an
 // error, is a sign of life.
@@ -41,31 +39,33 @@ type upstream struct {
 	failures atomic.Uint64
 
 	mu       sync.Mutex
-	proven   bool      // answered, and has not failed since
+	suspect  bool      // silent or unreachable since it was heard
 	heard    time.Time // last reply
 	failed   int       // strikes in a row
 	aside    bool
 	pause    time.Duration
-	probeDue time.Time
+	trialDue time.Time
 }
 
 func newUpstream(addr netip.AddrPort, policy *healthPolicy) *upstream {
 	return &upstream{addr: addr, tcp: addr, udpAddr: net.UDPAddrFromAddrPort(addr), policy: policy}
 }
 
-// answered notes a reply.
-func (u *upstream) answered() {
+// answered notes a reply. It reports whether the server was aside.
+func (u *upstream) answered() (back bool) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
-	u.proven = true
+	back = u.aside
+	u.suspect = false
 	u.heard = time.Now()
 	u.failed = 0
 	u.aside = false
 	u.pause = 0
+	return back
 }
 
-// strike notes that a query sent at the given time failed, or is without an
-// answer for longer than the patience with this server. It does not count
+// strike notes that a query sent at the given time failed, or that it has no
+// answer in the time in which a stub resolver takes one. It does not count
 // against a server that has answered another query since: then a packet was
 // lost, or the name is hard to resolve. It reports whether the server was put
 // aside for it.
@@ -76,78 +76,65 @@ func (u *upstream) strike(sent time.Time) (out bool) {
 		return false
 	}
 	u.failures.Add(1)
-	u.proven = false
+	u.suspect = true
 	u.failed++
-	if u.failed < u.policy.strikes || u.aside {
+	if u.failed < u.policy.strikes {
 		return false
 	}
-	u.putAside()
-	return true
-}
-
-// putAside is called with mu held.
-func (u *upstream) putAside() {
+	out = !u.aside
 	u.aside = true
 	u.pause = min(max(2*u.pause, u.policy.minPause), u.policy.maxPause)
-	u.probeDue = time.Now().Add(u.pause)
+	u.trialDue = time.Now().Add(u.pause)
+	return out
 }
 
-// probeFailed keeps the server aside for a longer pause.
-func (u *upstream) probeFailed() {
+// overtaken notes that another server's answer was taken while this one, asked
+// at the given time, was silent. It is not waited for so long the next time.
+func (u *upstream) overtaken(sent time.Time) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
-	if u.aside {
-		u.putAside()
+	if !u.heard.After(sent) {
+		u.suspect = true
 	}
 }
 
-// state returns whether the server is in use, and whether the caller should
-// probe it. Only one caller at a time is told to.
-func (u *upstream) state(now time.Time) (usable, probe bool) {
+// standing returns what the server is thought of. Of a server that is aside
+// one query at a time is told that it is a trial.
+func (u *upstream) standing(now time.Time) standing {
 	u.mu.Lock()
 	defer u.mu.Unlock()
-	if !u.aside {
-		return true, false
+	switch {
+	case u.aside && now.Before(u.trialDue):
+		return aside
+	case u.aside:
+		u.trialDue = now.Add(u.policy.maxPause) // until the trial has come out
+		return onTrial
+	case u.suspect:
+		return suspect
 	}
-	if now.Before(u.probeDue) {
-		return false, false
-	}
-	u.probeDue = now.Add(u.policy.maxPause) // until the probe has reported
-	return false, true
-}
-
-// wait returns how long to wait for this server before the next is asked too.
-func (u *upstream) wait() time.Duration {
-	u.mu.Lock()
-	defer u.mu.Unlock()
-	if u.proven {
-		return u.policy.patience
-	}
-	return u.policy.headStart
+	return trusted
 }
 
 // order returns the group's servers in the order in which to ask them: those
-// put aside last, but never left out. Servers that are due for a probe are
-// given to the probe function. alive is false if all are put aside.
-func (g *group) order(now time.Time, probe func(*upstream)) (order []*upstream, alive bool) {
+// put aside last, but never left out, and those on trial where they belong. If
+// all are aside, alive is false and the order is that of the group.
+func (g *group) order(now time.Time) (order []contender, alive bool) {
 	n := len(g.servers)
 	first := 0
 	if g.spread && n > 1 {
 		first = int(g.turn.Add(1) % uint32(n))
 	}
-	order = make([]*upstream, 0, n)
-	var aside []*upstream
+	order = make([]contender, 0, n)
+	var last []contender
 	for i := range n {
 		u := g.servers[(first+i)%n]
-		usable, due := u.state(now)
-		if due {
-			probe(u)
-		}
-		if usable {
-			order = append(order, u)
+		c := contender{upstream: u, standing: u.standing(now)}
+		alive = alive || c.standing < onTrial
+		if c.standing == aside {
+			last = append(last, c)
 		} else {
-			aside = append(aside, u)
+			order = append(order, c)
 		}
 	}
-	return append(order, aside...), len(order) > 0
+	return append(order, last...), alive
 }

@@ -1,8 +1,10 @@
 package forwarder
 
 import (
+	"bytes"
 	"context"
 	"encoding/binary"
+	"errors"
 	"io"
 	"net"
 	"sync"
@@ -30,67 +32,105 @@ func putBuffer(b *[]byte) {
 // past is a deadline that makes a blocked call return at once.
 var past = time.Unix(1, 0)
 
-// bindDeadline makes calls on conn end with ctx. The caller calls stop when
-// it is done with conn.
-func bindDeadline(ctx context.Context, conn net.Conn) (stop func() bool) {
-	if deadline, ok := ctx.Deadline(); ok {
-		_ = conn.SetDeadline(deadline) // fails on a closed conn only, and so will the next call
-	}
-	return context.AfterFunc(ctx, func() { _ = conn.SetDeadline(past) })
-}
-
-// askUDP sends one datagram and waits for the reply until ctx ends. Each query
-// has a socket of its own: the kernel draws an ephemeral source port for it, a
-// connected socket takes replies from the server only, and a port that nobody
-// listens on is reported at once.
-func (s *Server) askUDP(ctx context.Context, u *upstream, out *outgoing) (*response, error) {
+// converse sends a query by UDP, again where a stub resolver would, and waits
+// for the reply. Each query has a socket of its own: the kernel draws an
+// ephemeral source port for it, a connected socket takes replies from the
+// server only, and a port that nobody listens on is reported at once.
+func (r *race) converse(ctx context.Context, u *upstream, out *outgoing, sent time.Time) (*response, error) {
 	conn, err := net.DialUDP("udp", nil, u.udpAddr)
 	if err != nil {
-		return nil, err
+		return nil, shorten(err)
 	}
 	defer conn.Close()
-	defer bindDeadline(ctx, conn)()
+	defer context.AfterFunc(ctx, func() { _ = conn.SetReadDeadline(past) })()
 
 	id := randomID()
 	socket := conn.LocalAddr().(*net.UDPAddr).AddrPort()
-	defer s.loops.back(s.loops.leaves(out.hash, socket, u.addr.Addr()))
+	defer r.s.loops.back(r.s.loops.leaves(out.hash, socket, u.addr.Addr()))
 	buf := getBuffer()
-	query := append((*buf)[:0], out.msg...)
-	setMessageID(query, id)
-	if _, err := conn.Write(query); err != nil {
-		putBuffer(buf)
-		return nil, err
+	defer putBuffer(buf)
+	send := func() error {
+		query := append((*buf)[:0], out.msg...)
+		setMessageID(query, id)
+		_, err := conn.Write(query)
+		return err
 	}
+	if err := send(); err != nil {
+		return nil, shorten(err)
+	}
+	var (
+		gap    = r.pace.resend
+		resend = sent.Add(gap)
+		judge  = sent.Add(r.pace.timeout)
+		end    = sent.Add(r.pace.whole)
+		judged bool
+	)
 	for {
-		n, err := conn.Read(*buf)
-		if err != nil {
-			putBuffer(buf)
+		wake := end
+		for _, t := range []time.Time{resend, judge} {
+			if t.Before(wake) {
+				wake = t
+			}
+		}
+		_ = conn.SetReadDeadline(wake)
+		if err := ctx.Err(); err != nil { // or its deadline was overwritten
 			return nil, err
 		}
-		msg := (*buf)[:n]
-		if !out.accepts(msg, id) {
-			continue // forged or late: the right one may still come
+		n, err := conn.Read(*buf)
+		if err == nil {
+			msg := (*buf)[:n]
+			if !out.accepts(msg, id) {
+				continue // forged or late: the right one may still come
+			}
+			if n == len(*buf) {
+				setFlags(msg, flags(msg)|flagTC)
+			}
+			return out.read(bytes.Clone(msg))
 		}
-		if n == len(*buf) {
-			setFlags(msg, flags(msg)|flagTC)
+		if err = shorten(err); !errors.Is(err, errTimeout) || ctx.Err() != nil {
+			return nil, err
 		}
-		res, err := out.read(msg, buf)
-		if err != nil {
-			putBuffer(buf)
+		now := time.Now()
+		if !judged && !now.Before(judge) {
+			judged, judge = true, end
+			r.s.strike(u, sent, errTimeout)
 		}
-		return res, err
+		switch {
+		case !now.Before(end), judged && r.over.Load():
+			return nil, errTimeout
+		case !now.Before(resend):
+			gap *= 2
+			resend = now.Add(gap)
+			if r.over.Load() {
+				continue
+			}
+			r.s.counters.retries.Add(1)
+			if err := send(); err != nil {
+				return nil, shorten(err)
+			}
+		}
 	}
 }
 
-// askTCP asks over a connection of its own and waits until ctx ends.
-func (s *Server) askTCP(ctx context.Context, u *upstream, out *outgoing) (*response, error) {
+// askTCP asks over a connection of its own and waits for so long.
+func (s *Server) askTCP(ctx context.Context, u *upstream, out *outgoing, patience time.Duration) (*response, error) {
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	res, err := s.converseTCP(ctx, u, out)
+	if err != nil {
+		return nil, shorten(err)
+	}
+	return res, nil
+}
+
+func (s *Server) converseTCP(ctx context.Context, u *upstream, out *outgoing) (*response, error) {
 	var d net.Dialer
 	conn, err := d.DialContext(ctx, "tcp", u.tcp.String())
 	if err != nil {
 		return nil, err
 	}
 	defer conn.Close()
-	defer bindDeadline(ctx, conn)()
+	defer context.AfterFunc(ctx, func() { _ = conn.SetDeadline(past) })()
 
 	id := randomID()
 	socket := conn.LocalAddr().(*net.TCPAddr).AddrPort()
@@ -102,20 +142,15 @@ func (s *Server) askTCP(ctx context.Context, u *upstream, out *outgoing) (*respo
 		return nil, err
 	}
 	buf := getBuffer()
+	defer func() { putBuffer(buf) }()
 	for {
 		msg, err := readTCP(conn, buf)
 		if err != nil {
-			putBuffer(buf)
 			return nil, err
 		}
-		if !out.accepts(msg, id) {
-			continue
+		if out.accepts(msg, id) {
+			return out.read(bytes.Clone(msg))
 		}
-		res, err := out.read(msg, buf)
-		if err != nil {
-			putBuffer(buf)
-		}
-		return res, err
 	}
 }
 

@@ -6,6 +6,7 @@ import (
 	"net/netip"
 	"strconv"
 	"strings"
+	"time"
 )
 
 // File is the content of a resolv.conf(5).
@@ -74,6 +75,27 @@ func (f *File) skip(n int, text, reason string) {
 		text = text[:maxSkipText]
 	}
 	f.Skipped = append(f.Skipped, Skip{n, text, reason})
+}
+
+// Retries says how a stub resolver asks by the options of the file, those of
+// resolv.conf(5) within glibc's bounds: how long it waits for one answer, how
+// often it asks a server, and whether it spreads its queries over them. 0 is
+// its default.
+func (f File) Retries() (timeout time.Duration, attempts int, rotate bool) {
+	for _, o := range f.Options {
+		name, value, _ := strings.Cut(o, ":")
+		n, err := strconv.Atoi(value)
+		switch {
+		case o == "rotate":
+			rotate = true
+		case err != nil: // not one of the two, or it has no meaning
+		case name == "timeout":
+			timeout = time.Duration(min(max(n, 1), 30)) * time.Second // RES_MAXRETRANS
+		case name == "attempts":
+			attempts = min(max(n, 1), 5) // RES_MAXRETRY
+		}
+	}
+	return timeout, attempts, rotate
 }
 
 const blanks = " \t"

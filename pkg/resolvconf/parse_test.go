@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
@@ -245,5 +246,26 @@ func TestFindMount(t *testing.T) {
 	}
 	if got := findMount(info, 4); got != "something" {
 		t.Error(got)
+	}
+}
+
+func TestRetries(t *testing.T) {
+	for _, tt := range []struct {
+		options  string
+		timeout  time.Duration
+		attempts int
+		rotate   bool
+	}{
+		{"ndots:5 edns0", 0, 0, false},
+		{"timeout:10 attempts:3 rotate", 10 * time.Second, 3, true},
+		{"timeout:2 timeout:3", 3 * time.Second, 0, false},
+		{"timeout:0 attempts:0", time.Second, 1, false},
+		{"timeout:600 attempts:99", 30 * time.Second, 5, false},
+		{"timeout:x attempts: timeout rotate:1", 0, 0, false},
+	} {
+		timeout, attempts, rotate := Parse([]byte("options " + tt.options + "\n")).Retries()
+		if timeout != tt.timeout || attempts != tt.attempts || rotate != tt.rotate {
+			t.Errorf("%s: %v, %d, %v", tt.options, timeout, attempts, rotate)
+		}
 	}
 }
