@@ -8,7 +8,6 @@ func TransparentLimits() []string {
 		"Programs that ask another server than the loopback ones of resolv.conf.",
 		"TCP, and so answers that do not fit the client's UDP size: 512 octets without EDNS, 1232 with it.",
 		"Queries that are not plain: over 512 octets, of another class than IN, with IP options or more records than one OPT.",
-		"Without an endpoint of the query's address family that the kernel can steer to, cluster names are answered SERVFAIL.",
-		"While all endpoints are dead, queries for cluster names time out.",
+		"Without a living endpoint of the query's address family that the kernel can steer to, cluster names are answered SERVFAIL.",
 	}
 }

@@ -106,7 +106,7 @@ func (d *Daemon) check(ctx context.Context) (discovery.Snapshot, error) {
 
 // listenWith begins to forward, cluster names to the endpoints of a snapshot.
 func (d *Daemon) listenWith(ctx context.Context, snapshot discovery.Snapshot) error {
-	if err := d.forwarder.SetRoutes(d.routes(d.routing.zonesOf(snapshot), snapshot)); err != nil {
+	if err := d.forwarder.SetRoutes(d.routes(d.routing.zonesOf(snapshot), snapshot.Addresses(), snapshot)); err != nil {
 		return err
 	}
 	return d.forwarder.Listen(ctx)

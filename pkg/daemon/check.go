@@ -77,16 +77,20 @@ func checkedHost(ctx context.Context, c config.Config, report status.Report) dia
 			host.Zones = append(host.Zones, zone.Name)
 		}
 	}
-	if report.Discovery != nil && report.Discovery.Stale {
+	if report.Discovery != nil {
 		host.Unconfirmed = report.Discovery.Reason
 	}
 	if len(host.Zones) == 0 {
 		host.Zones = []string{config.DefaultZone}
 	}
-	var endpoints []string
+	var endpoints, severed []string
 	for _, e := range report.Endpoints {
 		endpoints = append(endpoints, e.Address)
+		if e.Severed {
+			severed = append(severed, e.Address)
+		}
 	}
+	host.Severed = servers(severed)
 	host.Endpoints, host.Upstreams, host.Listen = servers(endpoints), servers(report.Resolver.Upstreams), servers(report.Forwarder.Listen)
 	return host
 }

@@ -5,6 +5,7 @@ package daemon
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"net/netip"
 	"reflect"
 	"slices"
@@ -25,7 +26,7 @@ func (d *Daemon) program(snapshot discovery.Snapshot) error {
 		return err
 	}
 	// The forwarder first: it takes what the kernel passes while the maps change.
-	if err := d.forwarder.SetRoutes(d.routes(n.zones, snapshot)); err != nil {
+	if err := d.forwarder.SetRoutes(d.routes(n.zones, n.addresses(endpoint.lives), snapshot)); err != nil {
 		return err
 	}
 	if address, ok := d.kubeSwitchAddress(); ok && n.clients.Index != 0 {
@@ -39,7 +40,7 @@ func (d *Daemon) program(snapshot discovery.Snapshot) error {
 	for _, e := range n.endpoints {
 		if !slices.ContainsFunc(d.network.endpoints, func(old endpoint) bool { return old == e }) {
 			d.log.Info("endpoint", zap.Stringer("backend", e.Address), zap.String("source", e.Source),
-				zap.String("iface", e.route.Interface), zap.Bool("dead", e.dead), zap.String("reason", e.note))
+				zap.String("iface", e.route.Interface), zap.Bool("dead", e.dead), zap.Bool("severed", e.severed), zap.String("reason", e.note))
 		}
 	}
 	if !slices.Equal(d.network.zones, n.zones) {
@@ -62,8 +63,12 @@ func (d *Daemon) reroute() {
 	}
 }
 
-func (d *Daemon) routes(zones []discovery.Zone, snapshot discovery.Snapshot) forwarder.Routes {
-	routes := forwarder.Routes{Zones: routesTo(zones, snapshot.Addresses()), TCP: snapshot.TCP(), Upstreams: d.upstreams()}
+// routes sends names of the zones to the endpoints that live.
+func (d *Daemon) routes(zones []discovery.Zone, living []netip.AddrPort, snapshot discovery.Snapshot) forwarder.Routes {
+	routes := forwarder.Routes{Zones: routesTo(zones, living), TCP: snapshot.TCP(), Upstreams: d.upstreams(), Unserved: snapshot.Reason}
+	if len(snapshot.Endpoints) > 0 {
+		routes.Unserved = fmt.Sprintf("none of %d answers", len(snapshot.Endpoints))
+	}
 	routes.Timeout, routes.Attempts, routes.Rotate = d.inspection.File.Retries()
 	return routes
 }
@@ -109,7 +114,11 @@ func (d *Daemon) programDatapath(n network) error {
 
 // steerZones puts the zones and their endpoints into the kernel. Those that it has no room for stay with the forwarder.
 func (d *Daemon) steerZones(n network) error {
-	steered, left, err := datapath.FitZones(zoneNames(n.zones))
+	trials := make(map[string]datapath.Backend)
+	for zone, e := range n.trials() {
+		trials[zone] = e.backend()
+	}
+	steered, left, err := datapath.FitZones(slices.Concat(slices.Collect(maps.Keys(trials)), zoneNames(n.zones)))
 	if err != nil {
 		return err
 	}
@@ -118,7 +127,7 @@ func (d *Daemon) steerZones(n network) error {
 		d.problems["zones"] = fmt.Sprintf("%d of %d zones are served by the forwarder only, from %s on: too many for the kernel programs: name fewer with --zone, --service-cidr and --pod-cidr",
 			len(left), len(n.zones), left[0])
 	}
-	return d.datapath.ReplaceZones(steered, backends(n.endpoints), backends(n.fallback))
+	return d.datapath.ReplaceZones(steered[len(trials):], backends(n.endpoints), backends(n.fallback), trials)
 }
 
 // findListeners decides where queries are taken: the loopback addresses, unless they are another resolver's, and the

@@ -4,12 +4,16 @@ package daemon
 
 import (
 	"context"
+	"errors"
+	"net"
 	"net/netip"
 	"sync"
 	"time"
 
 	"github.com/miekg/dns"
 	"go.uber.org/zap"
+
+	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/datapath"
 )
 
 const (
@@ -25,12 +29,30 @@ const (
 	// idleProbe is how often an endpoint is asked that nothing speaks against: seldom, since every host of a cluster
 	// does it.
 	idleProbe = 5 * time.Second
+
+	// doubtAfter is how long a steered query may wait at an endpoint that answers the stack's probes, until the kernel's
+	// way to it is tried by steered ones; trialEvery how often that is done.
+	doubtAfter = time.Second
+	trialEvery = time.Second
+
+	// A way on which probes come through may lose what clients ask, large replies for example. It does if, in a lossWindow,
+	// so many queries are lost and so large a part of all.
+	lossWindow = 15 * time.Second
+	lossLeast  = 8
+	lossPart   = 3
+
+	// Such a way is tried again after a time that doubles with each relapse, and begins anew after maxPause without one.
+	minPause = time.Minute
+	maxPause = time.Hour
 )
 
-// health knows which endpoints do not answer. Its methods may be called from several goroutines.
+// health knows which endpoints do not answer, and to which of them steered queries are lost. Its methods may be called from
+// several goroutines.
 type health struct {
 	mu     sync.Mutex
 	states map[netip.AddrPort]*healthState
+	window time.Time // since when losses are counted
+	then   uint64    // replies at its begin
 }
 
 type healthState struct {
@@ -38,6 +60,20 @@ type healthState struct {
 	failed  int // probes in a row
 	asking  bool
 	askedAt time.Time
+	way     wayState
+}
+
+// wayState is what is known of the kernel's way to an endpoint.
+type wayState struct {
+	severed bool // steered queries are lost
+	onTrial bool // steered probes are to be sent
+	failed  int  // steered probes in a row
+	asking  bool
+	askedAt time.Time
+	lost    int // queries in this window
+	// until is when a way that lost queries, though probes came through, is tried again; pause how long that was.
+	until time.Time
+	pause time.Duration
 }
 
 func newHealth() *health { return &health{states: make(map[netip.AddrPort]*healthState)} }
@@ -47,6 +83,16 @@ func (h *health) isDead(address netip.AddrPort) bool {
 	defer h.mu.Unlock()
 	state := h.states[address]
 	return state != nil && state.dead
+}
+
+// way reports whether the kernel's way to an endpoint is severed, and whether it is to be tried.
+func (h *health) way(address netip.AddrPort) (severed, onTrial bool) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if state := h.states[address]; state != nil {
+		return state.way.severed, state.way.onTrial
+	}
+	return false, false
 }
 
 // due returns the endpoints that should be asked now, and marks them as being asked. Endpoints that are no longer there
@@ -88,8 +134,106 @@ func (h *health) learn(address netip.AddrPort, answered bool) (changed bool) {
 	return state.dead != was
 }
 
-// watchHealth asks endpoints until ctx ends and calls changed after each that died or came back. An endpoint is asked
-// when a steered query to it waits, when it was silent before, and once in a while.
+// cancelled reports whether ctx has ended, so that a probe of the endpoint says nothing.
+func (h *health) cancelled(ctx context.Context, address netip.AddrPort) bool {
+	if ctx.Err() == nil {
+		return false
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if state := h.states[address]; state != nil {
+		state.asking, state.way.asking = false, false
+	}
+	return true
+}
+
+// doubt judges the kernel's ways by what steered queries wait for and by the replies so far, which come evenly from those
+// that are steered to. It reports whether the datapath has to know.
+func (h *health) doubt(now time.Time, steered []netip.AddrPort, waiting map[netip.AddrPort]datapath.Waiting, replied uint64) (changed bool) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	over := now.Sub(h.window) >= lossWindow
+	if over {
+		defer func() { h.window, h.then = now, replied }()
+	}
+	inRotation := 0
+	for _, address := range steered {
+		if state := h.states[address]; state != nil && !state.dead && !state.way.severed {
+			inRotation++
+		}
+	}
+	share := int(replied-h.then) / max(1, inRotation)
+	for _, address := range steered {
+		state := h.states[address]
+		if state == nil {
+			continue
+		}
+		way, before := &state.way, state.way
+		lives := !state.dead && state.failed == 0
+		if lives {
+			way.lost += waiting[address].Lost
+		}
+		switch {
+		case way.severed:
+		case lives && way.lost >= lossLeast && way.lost*lossPart >= share:
+			way.pause = min(max(2*way.pause, minPause), maxPause)
+			way.severed, way.onTrial, way.failed, way.until = true, true, 0, now.Add(way.pause)
+		default:
+			way.onTrial = lives && waiting[address].Longest > doubtAfter
+			if now.Sub(way.until) > maxPause {
+				way.pause = 0
+			}
+		}
+		if over || way.severed {
+			way.lost = 0
+		}
+		changed = changed || way.severed != before.severed || way.onTrial != before.onTrial
+	}
+	return changed
+}
+
+// tryNow reports whether the kernel's way to an endpoint that is on trial should be tried now, and marks it as being tried.
+func (h *health) tryNow(now time.Time, address netip.AddrPort) bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	state := h.states[address]
+	if state == nil {
+		return false
+	}
+	way := &state.way
+	again := way.failed > 0 && !way.severed // to be sure soon
+	if !way.onTrial || way.asking || now.Before(way.until) || !again && now.Sub(way.askedAt) < trialEvery {
+		return false
+	}
+	way.asking, way.askedAt = true, now
+	return true
+}
+
+// learnWay takes the result of a steered probe. It reports whether the way is severed, or open again, by it. What a dead
+// endpoint does not answer says nothing of the way.
+func (h *health) learnWay(address netip.AddrPort, result trial) (changed bool) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	state := h.states[address]
+	if state == nil {
+		return false
+	}
+	way := &state.way
+	way.asking = false
+	was := way.severed
+	switch {
+	case result == trialAnswered:
+		way.severed, way.failed = false, 0
+	case result == trialLost && !state.dead && state.failed == 0:
+		if way.failed++; way.failed >= healthTries {
+			way.severed = true
+		}
+	}
+	return way.severed != was
+}
+
+// watchHealth asks endpoints until ctx ends and calls changed after each change that the datapath has to know. An endpoint
+// is asked when a steered query to it waits, when it was silent before, and once in a while.
 func (d *Daemon) watchHealth(ctx context.Context, changed func()) {
 	tick := time.NewTicker(healthTick)
 	defer tick.Stop()
@@ -101,13 +245,54 @@ func (d *Daemon) watchHealth(ctx context.Context, changed func()) {
 			return
 		case now := <-tick.C:
 			d.mu.Lock()
-			addresses, zone := d.snapshot.Addresses(), d.network.zones[0].Name
+			n := d.network
 			d.mu.Unlock()
-			for _, address := range d.health.due(now, addresses, d.suspects()) {
+			waiting, replied := d.unanswered()
+			suspects := make(map[netip.AddrPort]bool)
+			for address, w := range waiting {
+				suspects[address] = w.Longest > suspectAfter
+			}
+			for _, address := range d.health.due(now, n.addresses(func(endpoint) bool { return true }), suspects) {
 				probes.Go(func() {
-					answered := lives(ctx, address, zone)
-					if ctx.Err() == nil && d.health.learn(address, answered) {
+					answered := lives(ctx, address, n.zones[0].Name)
+					if d.health.cancelled(ctx, address) {
+						return
+					}
+					if d.health.learn(address, answered) {
 						d.log.Warn("endpoint's health changed", zap.Stringer("backend", address), zap.Bool("dead", !answered))
+						changed()
+					}
+				})
+			}
+			if d.datapath == nil {
+				continue
+			}
+			if d.isTransparent() {
+				// No forwarder takes over there: a way that loses a part is better than none.
+				for address, w := range waiting {
+					waiting[address] = datapath.Waiting{Longest: w.Longest}
+				}
+			}
+			if d.health.doubt(now, n.addresses(endpoint.steerable), waiting, replied) {
+				changed()
+			}
+			for zone, e := range n.trials() {
+				if !d.health.tryNow(now, e.Address) {
+					continue
+				}
+				server, ok := d.interceptedBy(n, e.Address.Addr().Is4())
+				probes.Go(func() {
+					// Where this host itself can't ask, clients' queries are the trial.
+					result, err := trialAnswered, error(nil)
+					if ok {
+						result, err = d.try(ctx, server, zone, e.Address)
+					}
+					if d.health.cancelled(ctx, e.Address) {
+						return
+					}
+					if d.health.learnWay(e.Address, result) {
+						d.log.Warn("the kernel's way to an endpoint changed", zap.Stringer("backend", e.Address),
+							zap.String("iface", e.route.Interface), zap.Bool("severed", result == trialLost), zap.Error(err))
 						changed()
 					}
 				})
@@ -116,16 +301,60 @@ func (d *Daemon) watchHealth(ctx context.Context, changed func()) {
 	}
 }
 
-// suspects returns the endpoints that a steered query waits for.
-func (d *Daemon) suspects() map[netip.AddrPort]bool {
+// unanswered returns what steered queries wait for, and how many have been answered so far.
+func (d *Daemon) unanswered() (waiting map[netip.AddrPort]datapath.Waiting, replied uint64) {
 	if d.datapath == nil {
-		return nil
+		return nil, 0
 	}
-	suspects, err := d.datapath.Waiting(suspectAfter)
+	waiting, err := d.datapath.Waiting()
 	if err != nil {
 		d.log.Error("steered queries in flight not read", zap.Error(err))
 	}
-	return suspects
+	counters, err := d.datapath.Counters()
+	if err != nil {
+		d.log.Error("counters not read", zap.Error(err))
+	}
+	for _, c := range counters {
+		replied += c.ByReason["replied"]
+	}
+	return waiting, replied
+}
+
+// trial is what came of a steered probe.
+type trial int
+
+const (
+	trialUnclear  trial = iota // it was not steered to the endpoint that was meant
+	trialAnswered              // the reply was delivered by the kernel
+	trialLost
+)
+
+// try sends a query to an address where it is steered to the endpoint that has the zone for itself. Whoever else might
+// answer it, only a reply that the kernel has delivered counts.
+func (d *Daemon) try(ctx context.Context, server netip.AddrPort, zone string, endpoint netip.AddrPort) (trial, error) {
+	ctx, cancel := context.WithTimeout(ctx, healthTimeout)
+	defer cancel()
+	message := new(dns.Msg)
+	message.SetQuestion(dns.Fqdn(zone), dns.TypeSOA)
+	conn, err := (&dns.Client{Timeout: healthTimeout}).DialContext(ctx, server.String())
+	if err != nil {
+		return trialUnclear, err
+	}
+	defer conn.Close()
+	client := conn.LocalAddr().(*net.UDPAddr).AddrPort()
+	deadline, _ := ctx.Deadline()
+	if err := errors.Join(conn.SetDeadline(deadline), conn.WriteMsg(message)); err != nil {
+		return trialUnclear, err
+	}
+	_, unanswered := conn.ReadMsg()
+	steered, replied, found, err := d.datapath.Steered(client, message.Id)
+	switch {
+	case err != nil || !found || steered != endpoint:
+		return trialUnclear, err
+	case replied && unanswered == nil:
+		return trialAnswered, nil
+	}
+	return trialLost, unanswered
 }
 
 // lives asks an endpoint for the zone's SOA. Any reply is a sign of life, but one that says that it can't serve.

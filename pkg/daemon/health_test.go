@@ -12,6 +12,8 @@ import (
 	"time"
 
 	"github.com/miekg/dns"
+
+	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/datapath"
 )
 
 var (
@@ -139,6 +141,112 @@ func TestHealthForgets(t *testing.T) {
 	if len(h.states) != 0 {
 		t.Errorf("%d endpoints are remembered, want none", len(h.states))
 	}
+}
+
+// wayCase is a health of which both endpoints live.
+type wayCase struct {
+	*testing.T
+	*clock
+	h   *health
+	all []netip.AddrPort
+}
+
+func newWayCase(t *testing.T) wayCase {
+	c := wayCase{t, newClock(), newHealth(), []netip.AddrPort{endpointA, endpointB}}
+	wantDue(t, c.h, c.now, c.all, nil, c.all...)
+	for _, address := range c.all {
+		learn(t, c.h, address, true, false, false)
+	}
+	return c
+}
+
+// doubt passes a time and shows what waits at the first endpoint then.
+func (c wayCase) doubt(d time.Duration, w datapath.Waiting, replied uint64, wantChanged, wantSevered, wantTrial bool) {
+	c.Helper()
+	changed := c.h.doubt(c.after(d), c.all, map[netip.AddrPort]datapath.Waiting{endpointA: w}, replied)
+	severed, onTrial := c.h.way(endpointA)
+	if changed != wantChanged || severed != wantSevered || onTrial != wantTrial {
+		c.Errorf("%+v: changed %v, severed %v, on trial %v; want %v, %v, %v", w, changed, severed, onTrial, wantChanged, wantSevered, wantTrial)
+	}
+	if severed, onTrial := c.h.way(endpointB); severed || onTrial {
+		c.Errorf("the other endpoint: severed %v, on trial %v", severed, onTrial)
+	}
+}
+
+// try passes a time, wants the way to be tried then, and takes the result.
+func (c wayCase) try(d time.Duration, result trial, wantChanged, wantSevered bool) {
+	c.Helper()
+	if !c.h.tryNow(c.after(d), endpointA) {
+		c.Fatal("not tried")
+	}
+	if c.h.tryNow(c.now, endpointA) {
+		c.Error("tried twice at once")
+	}
+	changed := c.h.learnWay(endpointA, result)
+	if severed, _ := c.h.way(endpointA); changed != wantChanged || severed != wantSevered {
+		c.Errorf("changed %v, severed %v; want %v, %v", changed, severed, wantChanged, wantSevered)
+	}
+}
+
+// Two steered probes in a row decide, after a query that waited too long; one brings the way back.
+func TestWaySevered(t *testing.T) {
+	c := newWayCase(t)
+	c.doubt(healthTick, datapath.Waiting{Longest: doubtAfter}, 0, false, false, false)
+	if c.h.tryNow(c.now, endpointA) {
+		t.Error("tried without a doubt")
+	}
+	late := datapath.Waiting{Longest: doubtAfter + 1}
+	c.doubt(healthTick, late, 0, true, false, true)
+	c.try(healthTick, trialLost, false, false)
+	c.try(healthTick, trialUnclear, false, false)
+	c.try(healthTick, trialAnswered, false, false)
+	c.try(trialEvery, trialLost, false, false)
+	c.try(healthTick, trialLost, true, true)
+	// It stays on trial when nothing waits any more.
+	c.doubt(healthTick, datapath.Waiting{}, 0, false, true, true)
+	if c.h.tryNow(c.now, endpointA) {
+		t.Error("tried again at once")
+	}
+	c.try(trialEvery, trialLost, false, true)
+	c.try(trialEvery, trialAnswered, true, false)
+	c.doubt(healthTick, datapath.Waiting{}, 0, true, false, false)
+}
+
+// What a dead endpoint does not answer says nothing of the way to it.
+func TestWayOfTheDead(t *testing.T) {
+	c := newWayCase(t)
+	c.doubt(healthTick, datapath.Waiting{Longest: doubtAfter + 1}, 0, true, false, true)
+	if !c.h.tryNow(c.after(healthTick), endpointA) {
+		t.Fatal("not tried")
+	}
+	for range healthTries {
+		c.h.due(c.after(idleProbe), c.all, nil)
+		c.h.learn(endpointA, false)
+		if c.h.learnWay(endpointA, trialLost) {
+			t.Error("a way is judged by what the dead do not answer")
+		}
+	}
+	c.doubt(healthTick, datapath.Waiting{Longest: doubtAfter + 1, Lost: 100}, 0, true, false, false)
+}
+
+// Where probes come through and a large part of the queries does not, it is these that count. A relapse takes longer.
+func TestWayLosesAPart(t *testing.T) {
+	c := newWayCase(t)
+	c.doubt(healthTick, datapath.Waiting{Lost: lossLeast - 1}, 0, false, false, false)
+	c.doubt(lossWindow, datapath.Waiting{}, 0, false, false, false) // forgotten with the window
+	c.doubt(healthTick, datapath.Waiting{Lost: lossLeast}, 2*(lossPart*lossLeast+lossPart), false, false, false)
+	c.doubt(lossWindow, datapath.Waiting{}, 1000, false, false, false)
+	for _, pause := range []time.Duration{minPause, 2 * minPause, 4 * minPause} {
+		c.doubt(healthTick, datapath.Waiting{Lost: lossLeast}, 1000+2*lossPart*lossLeast, true, true, true)
+		if c.h.tryNow(c.after(pause-1), endpointA) {
+			t.Errorf("tried before %s are over", pause)
+		}
+		c.try(1, trialAnswered, true, false)
+		c.doubt(lossWindow, datapath.Waiting{}, 1000, true, false, false)
+	}
+	c.doubt(maxPause+1, datapath.Waiting{}, 1000, false, false, false)
+	c.doubt(healthTick, datapath.Waiting{Lost: lossLeast}, 1000, true, true, true)
+	c.try(minPause, trialAnswered, true, false)
 }
 
 // Probes learn while others ask.

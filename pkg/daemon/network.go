@@ -4,8 +4,11 @@ package daemon
 
 import (
 	"errors"
+	"fmt"
 	"net/netip"
 	"slices"
+
+	"github.com/miekg/dns"
 
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/config"
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/datapath"
@@ -21,8 +24,14 @@ type endpoint struct {
 	note string
 	// dead is set while it does not answer.
 	dead bool
+	// severed is set while queries that the kernel steers to it are lost, and onTrial while that is tried.
+	severed, onTrial bool
 }
 
+// lives reports whether it is worth asking.
+func (e endpoint) lives() bool { return !e.dead }
+
+// steerable reports whether the kernel knows a way to it, which may be severed.
 func (e endpoint) steerable() bool { return e.note == "" }
 
 // network is what the datapath is made from: the endpoints, and the interfaces and routes of this host as far as they
@@ -44,6 +53,7 @@ func (d *Daemon) lookAround(snapshot discovery.Snapshot) (n network, err error) 
 	n.endpoints = resolveRoutes(snapshot.Endpoints)
 	for i, e := range n.endpoints {
 		n.endpoints[i].dead = d.health.isDead(e.Address)
+		n.endpoints[i].severed, n.endpoints[i].onTrial = d.health.way(e.Address)
 	}
 	for _, upstream := range d.routing.upstreams {
 		n.fallback = append(n.fallback, resolveRoutes([]discovery.Endpoint{{Address: upstream, Source: "upstream"}})...)
@@ -108,19 +118,67 @@ func resolveRoutes(endpoints []discovery.Endpoint) []endpoint {
 	return resolved
 }
 
-// backends are the endpoints that queries are steered to: the living ones, or all if none lives, since an endpoint that
-// is silent may still be better than none. It is not better than a living one that only the forwarder can ask.
+// backends are the endpoints that queries are steered to. Without any the forwarder takes them: it asks what lives and can't be
+// steered to, or says at once that nobody answers. Only probes try the dead.
 func backends(endpoints []endpoint) []datapath.Backend {
-	someLives := slices.ContainsFunc(endpoints, func(e endpoint) bool { return !e.dead })
 	result := make([]datapath.Backend, 0, len(endpoints))
 	for _, e := range endpoints {
-		if e.steerable() && (!e.dead || !someLives) {
-			result = append(result, datapath.Backend{
-				Address: e.Address, NATAddress: e.route.Source, Ifindex: uint32(e.route.Ifindex),
-			})
+		if e.steerable() && !e.dead && !e.severed {
+			result = append(result, e.backend())
 		}
 	}
 	return result
+}
+
+func (e endpoint) backend() datapath.Backend {
+	return datapath.Backend{Address: e.Address, NATAddress: e.route.Source, Ifindex: uint32(e.route.Ifindex)}
+}
+
+// addresses are those of the endpoints of a kind.
+func (n network) addresses(of func(endpoint) bool) (addresses []netip.AddrPort) {
+	for _, e := range n.endpoints {
+		if of(e) {
+			addresses = append(addresses, e.Address)
+		}
+	}
+	return addresses
+}
+
+// maxTrials bounds the ways that are tried at a time: each takes a zone in the kernel.
+const maxTrials = 64
+
+// trials gives each endpoint whose way is on trial a zone of its own. It is in a zone of the cluster, so that a query which
+// is not steered goes nowhere else.
+func (n network) trials() map[string]endpoint {
+	trials := make(map[string]endpoint)
+	for i, e := range n.endpoints {
+		zone := fmt.Sprintf("k2s-dnsbpf-%d.%s", i, n.zones[0].Name)
+		if _, ok := dns.IsDomainName(zone); ok && e.onTrial && e.steerable() && len(trials) < maxTrials {
+			trials[zone] = e
+		}
+	}
+	return trials
+}
+
+// severed says of each endpoint to which the kernel's way is broken what that means.
+func (n network) severed() (problems []string) {
+	for _, e := range n.endpoints {
+		if e.severed {
+			problems = append(problems, fmt.Sprintf("the kernel's way to %s is broken: what is steered to it over %s stays unanswered, while it answers when asked directly: nothing is steered to it: look for what drops or changes its replies on %s (tc, XDP, VLAN tags, MTU)",
+				e.Address, e.route.Interface, e.route.Interface))
+		}
+	}
+	return problems
+}
+
+// interceptedBy returns an address of a family at which this host's own queries are steered.
+func (d *Daemon) interceptedBy(n network, is4 bool) (netip.AddrPort, bool) {
+	for _, address := range slices.Concat(d.listen, onDNSPort(n.resolvers)) {
+		if address.Addr().Is4() == is4 {
+			return address, true
+		}
+	}
+	return netip.AddrPort{}, false
 }
 
 // loopbackIfindex is lo's in every network namespace: the kernel makes it first.

@@ -31,18 +31,20 @@ const (
 	dead
 	noted       // the kernel can't steer to it
 	notedOrDead // both
+	severed     // what is steered to it is lost
 )
 
 func makeEndpoint(address netip.AddrPort, route netdev.Route, state endpointState) endpoint {
 	e := endpoint{Endpoint: discovery.Endpoint{Address: address, Source: "test"}, route: route}
 	e.dead = state == dead || state == notedOrDead
+	e.severed = state == severed
 	if state == noted || state == notedOrDead {
 		e.note = "on this host"
 	}
 	return e
 }
 
-// Dead endpoints are out of rotation, but never all of them; those that can't be steered to are not in it at all.
+// Dead endpoints are out of rotation, and so are those that can't be steered to. Without any the forwarder is asked.
 func TestBackends(t *testing.T) {
 	addresses := []netip.AddrPort{endpointA, endpointB, endpointC}
 	routes := []netdev.Route{onBridge, onVXLAN, onBridge6}
@@ -55,13 +57,16 @@ func TestBackends(t *testing.T) {
 		{"all live", []endpointState{living, living, living}, []int{0, 1, 2}},
 		{"one dead", []endpointState{living, dead, living}, []int{0, 2}},
 		{"one left", []endpointState{dead, dead, living}, []int{2}},
-		{"all dead", []endpointState{dead, dead, dead}, []int{0, 1, 2}},
-		{"the only one dead", []endpointState{dead}, []int{0}},
+		{"all dead", []endpointState{dead, dead, dead}, nil},
+		{"the only one dead", []endpointState{dead}, nil},
+		{"a family dead", []endpointState{dead, dead, living}, []int{2}},
+		{"a way severed", []endpointState{severed, living, dead}, []int{1}},
+		{"all ways severed", []endpointState{severed, severed}, nil},
 		{"one can't be steered to", []endpointState{noted, living, living}, []int{1, 2}},
 		{"none can be steered to", []endpointState{noted, notedOrDead}, nil},
 		// The forwarder asks the one that lives.
 		{"those that can are dead", []endpointState{noted, dead, dead}, nil},
-		{"all dead, one out of reach", []endpointState{notedOrDead, dead, dead}, []int{1, 2}},
+		{"all dead, one out of reach", []endpointState{notedOrDead, dead, dead}, nil},
 		{"dead and out of reach", []endpointState{notedOrDead, dead, living}, []int{2}},
 	} {
 		t.Run(c.name, func(t *testing.T) {

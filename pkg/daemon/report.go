@@ -60,8 +60,11 @@ func (d *Daemon) report() status.Report {
 	}
 	for _, e := range d.network.endpoints {
 		entry := status.Endpoint{Address: e.Address.String(), Healthy: !e.dead, Source: e.Source, Note: e.note}
-		if e.steerable() {
+		if e.steerable() && !e.severed {
 			entry.Interface = e.route.Interface
+		}
+		if e.severed {
+			entry.Severed, entry.Note = true, "the kernel's way to it over "+e.route.Interface+" is broken"
 		}
 		if e.dead {
 			entry.Note = strings.TrimPrefix(entry.Note+"; does not answer", "; ")
@@ -70,6 +73,10 @@ func (d *Daemon) report() status.Report {
 	}
 	if len(report.Endpoints) > 0 && !slices.ContainsFunc(report.Endpoints, func(e status.Endpoint) bool { return e.Healthy }) {
 		report.Problems = append(report.Problems, "no endpoint answers: check that CoreDNS runs and that this host reaches it")
+	}
+	report.Problems = append(report.Problems, d.network.severed()...)
+	if empty := report.Discovery; len(report.Endpoints) == 0 && !empty.Stale && empty.Reason != "" {
+		report.Problems = append(report.Problems, empty.Reason+": cluster names are answered SERVFAIL")
 	}
 	if address, ok := d.kubeSwitchAddress(); ok && d.network.clients.Index == 0 {
 		report.Problems = append(report.Problems, "no interface has the KubeSwitch address "+address.String()+": workers are not answered")

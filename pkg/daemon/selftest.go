@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"sync"
 	"time"
 
 	"github.com/miekg/dns"
@@ -16,17 +17,40 @@ import (
 const selfTestTry = time.Second
 
 // selfTest asks the path that is to be used. Any answer will do, since it proves the way there and back; a refusal or
-// failure to answer does not.
+// failure to answer does not. Meanwhile it is seen which endpoints are dead and to which the kernel has no way, so that one
+// of those is no reason not to attach.
 func (d *Daemon) selfTest(ctx context.Context) error {
-	if d.isTransparent() {
-		return d.testTransparent(ctx)
+	ctx, cancel := context.WithCancel(ctx)
+	var watching sync.WaitGroup
+	defer watching.Wait()
+	defer cancel()
+	changed := make(chan struct{}, 1)
+	watching.Go(func() { d.watchHealth(ctx, func() { poke(changed) }) })
+	tested := make(chan error, 1)
+	n := d.network
+	watching.Go(func() {
+		if d.isTransparent() {
+			tested <- d.testTransparent(ctx, n)
+		} else {
+			tested <- d.awaitAnswer(ctx, d.listen[0], n)
+		}
+	})
+	for {
+		select {
+		case <-changed:
+			d.reroute()
+		case err := <-tested:
+			if problems := d.network.severed(); err != nil && len(problems) > 0 {
+				return fmt.Errorf("%w: %s", err, problems[0])
+			}
+			return err
+		}
 	}
-	return d.awaitAnswer(ctx, d.listen[0])
 }
 
 // awaitAnswer asks a server for the first zone's SOA until it answers or ctx ends.
-func (d *Daemon) awaitAnswer(ctx context.Context, server netip.AddrPort) error {
-	name := dns.Fqdn(d.network.zones[0].Name)
+func (d *Daemon) awaitAnswer(ctx context.Context, server netip.AddrPort, n network) error {
+	name := dns.Fqdn(n.zones[0].Name)
 	reason := context.Cause(ctx)
 	for ctx.Err() == nil {
 		err := askSOA(ctx, server, name)

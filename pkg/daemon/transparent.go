@@ -103,33 +103,33 @@ func onDNSPort(addresses []netip.Addr) []netip.AddrPort {
 
 // testTransparent asks each of the host's resolvers that an endpoint can be steered to for. The answer must not be the
 // resolver's own.
-func (d *Daemon) testTransparent(ctx context.Context) error {
-	targets := backends(d.network.endpoints)
+func (d *Daemon) testTransparent(ctx context.Context, n network) error {
+	targets := backends(n.endpoints)
 	tested := false
-	for _, server := range onDNSPort(d.network.resolvers) {
+	for _, server := range onDNSPort(n.resolvers) {
 		sameFamily := func(b datapath.Backend) bool { return b.Address.Addr().Is4() == server.Addr().Is4() }
 		if !slices.ContainsFunc(targets, sameFamily) {
 			continue
 		}
-		if err := d.testSteered(ctx, server); err != nil {
+		if err := d.testSteered(ctx, server, n); err != nil {
 			return err
 		}
 		tested = true
 	}
 	if !tested {
 		return fmt.Errorf("self-test: no endpoint can be steered to from %v: attach with one of the same address family, behind an interface with an Ethernet header, or with --resolver takeover",
-			d.network.resolvers)
+			n.resolvers)
 	}
 	return nil
 }
 
 // testSteered wants an answer from an address, and an endpoint's reply to have been delivered meanwhile.
-func (d *Daemon) testSteered(ctx context.Context, server netip.AddrPort) error {
+func (d *Daemon) testSteered(ctx context.Context, server netip.AddrPort, n network) error {
 	before, err := d.datapath.Counters()
 	if err != nil {
 		return err
 	}
-	if err := d.awaitAnswer(ctx, server); err != nil {
+	if err := d.awaitAnswer(ctx, server, n); err != nil {
 		return err
 	}
 	after, err := d.datapath.Counters()

@@ -388,7 +388,7 @@ func TestMapsOutliveProcess(t *testing.T) {
 	pinDir := newNamespace(t)
 	first := load(t, Options{PinDir: pinDir})
 	for range 3 {
-		if err := first.ReplaceZones([]string{testZone}, defaultBackends(), nil); err != nil {
+		if err := first.ReplaceZones([]string{testZone}, defaultBackends(), nil, nil); err != nil {
 			t.Fatal(err)
 		}
 	}

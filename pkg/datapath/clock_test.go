@@ -25,12 +25,12 @@ func TestTimesAhead(t *testing.T) {
 	// The slot's query is just being steered: nobody else gets the slot.
 	h.expect(t, FromHost, f.query(query(t, inZone)), "passed_no_flow_slot")
 	h.wantInFlight(t, 1)
-	if waiting, err := h.Waiting(0); err != nil || len(waiting) != 0 {
+	if waiting, err := h.Waiting(); err != nil || len(waiting) != 0 {
 		t.Errorf("Waiting returned %v, %v: it has not waited yet", waiting, err)
 	}
 	h.deliver(t, FromHost, f, q, replyFrame(q, answer(t, q)))
 
-	if err := h.ReplaceZones([]string{testZone}, defaultBackends(), defaultBackends()); err != nil {
+	if err := h.ReplaceZones([]string{testZone}, defaultBackends(), defaultBackends(), nil); err != nil {
 		t.Fatal(err)
 	}
 	config, err := h.readConfig()

@@ -29,7 +29,7 @@ func fallbackBackends() []Backend {
 
 func (h *harness) replaceFallback(tb testing.TB, zones []string, backends, fallback []Backend) {
 	tb.Helper()
-	if err := h.ReplaceZones(zones, backends, fallback); err != nil {
+	if err := h.ReplaceZones(zones, backends, fallback, nil); err != nil {
 		tb.Fatal(err)
 	}
 }

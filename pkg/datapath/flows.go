@@ -24,8 +24,16 @@ func (d *Datapath) InFlight() (count int, err error) {
 	return count, err
 }
 
-// Waiting returns the endpoints from which a steered query has waited for its reply for longer than a time.
-func (d *Datapath) Waiting(longer time.Duration) (map[netip.AddrPort]bool, error) {
+// Waiting is what an endpoint owes.
+type Waiting struct {
+	// Longest is how long the oldest of the steered queries that are in flight to it has waited for its reply.
+	Longest time.Duration
+	// Lost counts those of which, since the last look, it has become clear that no reply comes.
+	Lost int
+}
+
+// Waiting returns the endpoints that a steered query waits for.
+func (d *Datapath) Waiting() (map[netip.AddrPort]Waiting, error) {
 	before, err := d.traffic()
 	if err != nil {
 		return nil, err
@@ -37,13 +45,29 @@ func (d *Datapath) Waiting(longer time.Duration) (map[netip.AddrPort]bool, error
 		// As many replies as queries since none was in flight: there is no need to look at each slot.
 		return nil, nil
 	}
-	waiting := make(map[netip.AddrPort]bool)
+	now, err := coarseClock()
+	if err != nil {
+		return nil, err
+	}
+	waiting := make(map[netip.AddrPort]Waiting)
 	inFlight := 0
+	// A little before its slot is free, in which another query may come.
+	lost := d.options.FlowTimeout * 9 / 10
+	d.flowsMu.Lock()
+	sinceLast := time.Duration(now - d.lookedAt)
+	d.lookedAt = now
+	d.flowsMu.Unlock()
 	err = d.walkFlows(func(flow dnsbpfDnsFlow, age time.Duration) {
 		inFlight++
-		if age > longer {
-			waiting[netip.AddrPortFrom(netip.AddrFrom16(flow.Endpoint).Unmap(), flow.EndpointPort)] = true
+		if age <= 0 {
+			return
 		}
+		w := waiting[flow.endpoint()]
+		w.Longest = max(w.Longest, age)
+		if age > lost && age-sinceLast <= lost {
+			w.Lost++
+		}
+		waiting[flow.endpoint()] = w
 	})
 	if err != nil {
 		return nil, err
@@ -54,6 +78,22 @@ func (d *Datapath) Waiting(longer time.Duration) (map[netip.AddrPort]bool, error
 	d.quiet, d.trafficThen = err == nil && inFlight == 0 && after == before, after
 	d.flowsMu.Unlock()
 	return waiting, err
+}
+
+// Steered returns the endpoint that a query of this host was steered to last, and whether its reply has been delivered.
+// client is the socket that asked, id the DNS ID. Not found is one that was not steered.
+func (d *Datapath) Steered(client netip.AddrPort, id uint16) (endpoint netip.AddrPort, replied, found bool, err error) {
+	address := client.Addr().As16()
+	err = d.walkSlots(func(uint64) bool { return true }, func(flow dnsbpfDnsFlow) {
+		if flow.Id == id && flow.ClientPort == client.Port() && flow.Client == address {
+			endpoint, replied, found = flow.endpoint(), flow.StartedNs == 0, true
+		}
+	})
+	return endpoint, replied, found, err
+}
+
+func (f dnsbpfDnsFlow) endpoint() netip.AddrPort {
+	return netip.AddrPortFrom(netip.AddrFrom16(f.Endpoint).Unmap(), f.EndpointPort)
 }
 
 // traffic counts the queries that were steered and the replies that were delivered.
@@ -81,6 +121,13 @@ func (d *Datapath) walkFlows(visit func(flow dnsbpfDnsFlow, age time.Duration)) 
 	if err != nil {
 		return err
 	}
+	return d.walkSlots(func(started uint64) bool {
+		return started != 0 && time.Duration(now-int64(started)) <= d.options.FlowTimeout
+	}, func(flow dnsbpfDnsFlow) { visit(flow, time.Duration(now-int64(flow.StartedNs))) })
+}
+
+// walkSlots visits the slots, but for those that are not wanted by their start, 0 for a query that is over.
+func (d *Datapath) walkSlots(wanted func(started uint64) bool, visit func(flow dnsbpfDnsFlow)) error {
 	d.flowsMu.Lock()
 	defer d.flowsMu.Unlock()
 	memory, err := d.objects.DnsFlows.Memory()
@@ -94,16 +141,14 @@ func (d *Datapath) walkFlows(visit func(flow dnsbpfDnsFlow, age time.Duration)) 
 		return fmt.Errorf("read map dns_flows: %w", err)
 	}
 	for slot := range slices.Chunk(d.flows, flowSize) {
-		started := binary.NativeEndian.Uint64(slot) // its first field
-		age := time.Duration(now - int64(started))
-		if started == 0 || age > d.options.FlowTimeout {
+		if !wanted(binary.NativeEndian.Uint64(slot)) { // its first field
 			continue
 		}
 		var flow dnsbpfDnsFlow
 		if _, err := binary.Decode(slot, binary.NativeEndian, &flow); err != nil {
 			return fmt.Errorf("decode map dns_flows: %w", err)
 		}
-		visit(flow, age)
+		visit(flow)
 	}
 	return nil
 }

@@ -135,7 +135,7 @@ func newHarness(tb testing.TB, zones ...string) *harness {
 
 func (h *harness) replaceZones(tb testing.TB, zones []string, backends ...Backend) {
 	tb.Helper()
-	if err := h.ReplaceZones(zones, backends, nil); err != nil {
+	if err := h.ReplaceZones(zones, backends, nil, nil); err != nil {
 		tb.Fatal(err)
 	}
 }

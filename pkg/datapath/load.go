@@ -57,6 +57,7 @@ type Datapath struct {
 	flows       []byte
 	quiet       bool // no query was in flight
 	trafficThen traffic
+	lookedAt    int64 // the coarse clock at the last Waiting
 }
 
 // CheckPinDir reports whether dir can hold pins, without changing anything: its nearest existing parent must be on a

@@ -223,7 +223,7 @@ func PinnedFlow(pinDir string, client netip.AddrPort, id uint16) (server netip.A
 	address := client.Addr().As16()
 	for _, slot := range slots[:n] {
 		if slot.Id == id && slot.ClientPort == client.Port() && slot.Client == address {
-			return netip.AddrPortFrom(netip.AddrFrom16(slot.Endpoint).Unmap(), slot.EndpointPort), true, nil
+			return slot.endpoint(), true, nil
 		}
 	}
 	return server, false, nil

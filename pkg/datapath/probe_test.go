@@ -36,7 +36,7 @@ func probed(t *testing.T) (*Datapath, *Prober) {
 	if err := d.ReplaceListeners(listeners); err != nil {
 		t.Fatal(err)
 	}
-	if err := d.ReplaceZones([]string{testZone}, defaultBackends(), nil); err != nil {
+	if err := d.ReplaceZones([]string{testZone}, defaultBackends(), nil, nil); err != nil {
 		t.Fatal(err)
 	}
 	p, err := NewProber(pinDir, kernelID(t, d, FromHost))
@@ -71,7 +71,7 @@ func TestProber(t *testing.T) {
 		}
 	}
 	// The zones are the attached program's, as they are now.
-	if err := d.ReplaceZones([]string{"example.com"}, defaultBackends(), nil); err != nil {
+	if err := d.ReplaceZones([]string{"example.com"}, defaultBackends(), nil, nil); err != nil {
 		t.Fatal(err)
 	}
 	if got, err := p.Query(client4, listener4, query(t, inZone)); err != nil || got.Reason != "passed_external" {
@@ -103,7 +103,7 @@ func TestPinnedFlow(t *testing.T) {
 	if err := h.ReplaceListeners([]Listener{{Address: listener4, Scope: ScopeHost}, {Address: listener6, Scope: ScopeHost}}); err != nil {
 		t.Fatal(err)
 	}
-	if err := h.ReplaceZones([]string{testZone}, defaultBackends(), nil); err != nil {
+	if err := h.ReplaceZones([]string{testZone}, defaultBackends(), nil, nil); err != nil {
 		t.Fatal(err)
 	}
 	h.countedSince(t)

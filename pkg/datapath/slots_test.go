@@ -344,35 +344,41 @@ func TestWaiting(t *testing.T) {
 		}
 		h.wantInFlight(t, min(i+1, 4))
 	}
-	for _, c := range []struct {
-		longer time.Duration
-		want   []netip.AddrPort
-	}{
-		{30 * time.Second, endpoints[:3]},
-		{5 * time.Minute, endpoints[:2]},
-		{20 * time.Minute, endpoints[:2]},
-		{40 * time.Minute, endpoints[:1]},
-		{55 * time.Minute, nil},
-		{2 * time.Hour, nil},
-	} {
-		got, err := h.Waiting(c.longer)
+	look := func(want map[netip.AddrPort]Waiting) {
+		t.Helper()
+		got, err := h.Waiting()
 		if err != nil {
 			t.Fatal(err)
 		}
-		want := make(map[netip.AddrPort]bool)
-		for _, endpoint := range c.want {
-			want[endpoint] = true
+		for endpoint, w := range got {
+			w.Longest = w.Longest.Truncate(time.Minute)
+			got[endpoint] = w
 		}
 		if !maps.Equal(got, want) {
-			t.Errorf("waiting for longer than %s: %v, want %v", c.longer, got, want)
+			t.Errorf("waiting: %v, want %v", got, want)
 		}
 	}
+	want := map[netip.AddrPort]Waiting{
+		endpoints[0]: {Longest: 50 * time.Minute}, endpoints[1]: {Longest: 30 * time.Minute}, endpoints[2]: {Longest: time.Minute},
+	}
+	look(want)
+	// Once, when nine tenths of its time are over, a query is lost.
+	h.lookedAt -= int64(5 * time.Minute)
+	if err := h.objects.DnsFlows.Put(uint32(100), dnsbpfDnsFlow{
+		StartedNs: monotonic(t) - uint64(56*time.Minute), Endpoint: endpoints[1].Addr().As16(), EndpointPort: endpoints[1].Port(),
+	}); err != nil {
+		t.Fatal(err)
+	}
+	want[endpoints[1]] = Waiting{Longest: 56 * time.Minute, Lost: 1}
+	look(want)
+	want[endpoints[1]] = Waiting{Longest: 56 * time.Minute}
+	look(want)
 	h.forgetSteered(t)
 	f := families[1]
 	// While nothing is in flight it does not look at the slots, but it notices the next query.
 	for range 3 {
 		for range 2 {
-			if waiting, err := h.Waiting(0); err != nil || len(waiting) != 0 {
+			if waiting, err := h.Waiting(); err != nil || len(waiting) != 0 {
 				t.Errorf("without a query: Waiting returned %v, %v", waiting, err)
 			}
 		}
@@ -382,7 +388,7 @@ func TestWaiting(t *testing.T) {
 			t.Fatal(err)
 		}
 		h.wantInFlight(t, 1)
-		if waiting, err := h.Waiting(time.Second); err != nil || !maps.Equal(waiting, map[netip.AddrPort]bool{f.backend: true}) {
+		if waiting, err := h.Waiting(); err != nil || len(waiting) != 1 || waiting[f.backend].Longest < time.Minute {
 			t.Errorf("with a query: Waiting returned %v, %v", waiting, err)
 		}
 		h.deliver(t, FromHost, f, q, replyFrame(q, answer(t, q)))

@@ -6,6 +6,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"maps"
 	"net/netip"
 	"slices"
 	"strings"
@@ -87,25 +88,42 @@ func (k zoneKey) hash() uint64 {
 // ReplaceZones makes the given zones the steered ones, and backends the endpoints of all of them. Each zone switches
 // in one step from its old group of endpoints to the new one. A zone without a backend of the query's address family
 // is passed to the stack. Names outside the zones are steered to fallback, if there is any, while the daemon is dead.
-func (d *Datapath) ReplaceZones(zones []string, backends, fallback []Backend) error {
+// Each of trials is a zone that has one endpoint for itself, so that the way to it can be tried.
+func (d *Datapath) ReplaceZones(zones []string, backends, fallback []Backend, trials map[string]Backend) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 
-	keys, shapes, err := zoneKeys(zones)
+	tried := slices.Sorted(maps.Keys(trials))
+	keys, shapes, err := zoneKeys(slices.Concat(zones, tried))
 	if err != nil {
 		return err
 	}
 	cluster, rescue := d.group+1, d.group+2
-	d.group = rescue
-	if err := d.writeZones(keys, cluster, backends, 0); err != nil {
-		return errors.Join(err, d.dropUnusedGroups())
+	d.group = rescue + uint32(len(tried))
+	write := func(zones []string, group uint32, backends []Backend, flags uint16) error {
+		switched, _, err := zoneKeys(zones)
+		if err == nil {
+			err = d.writeZones(switched, group, backends, flags)
+		}
+		if err != nil {
+			return errors.Join(err, d.dropUnusedGroups())
+		}
+		maps.Copy(keys, switched)
+		return nil
+	}
+	if err := write(zones, cluster, backends, 0); err != nil {
+		return err
+	}
+	for i, zone := range tried {
+		if err := write([]string{zone}, rescue+1+uint32(i), []Backend{trials[zone]}, 0); err != nil {
+			return err
+		}
 	}
 	root := zoneKey{length: 1}
 	if _, steered := keys[root.hash()]; len(fallback) > 0 && !steered {
-		if err := d.writeZones(map[uint64]zoneKey{root.hash(): root}, rescue, fallback, zoneFallback); err != nil {
-			return errors.Join(err, d.dropUnusedGroups())
+		if err := write([]string{""}, rescue, fallback, zoneFallback); err != nil {
+			return err
 		}
-		keys[root.hash()] = root
 	}
 	config, err := d.readConfig()
 	if err != nil {

@@ -190,7 +190,7 @@ func TestTooManyZoneLengths(t *testing.T) {
 		h.forget(t, h.steer(t, FromHost, f, f.query(query(t, "a."+zone))))
 	}
 	// One more length is refused as a whole, and what was there goes on.
-	err := h.ReplaceZones(append(zones, strings.Repeat("y", zoneShapesMax+1)), defaultBackends(), nil)
+	err := h.ReplaceZones(append(zones, strings.Repeat("y", zoneShapesMax+1)), defaultBackends(), nil, nil)
 	if !errors.Is(err, ErrBadZone) {
 		t.Errorf("ReplaceZones returned %v, want ErrBadZone", err)
 	}
@@ -248,11 +248,11 @@ func TestReplaceZonesFailure(t *testing.T) {
 	}
 	group := h.group - 1
 	for name, replace := range map[string]func() error{
-		"bad zone": func() error { return h.ReplaceZones([]string{"good.test", "b..d"}, defaultBackends(), nil) },
+		"bad zone": func() error { return h.ReplaceZones([]string{"good.test", "b..d"}, defaultBackends(), nil, nil) },
 		"other family": func() error {
-			return h.ReplaceZones([]string{"good.test"}, append(defaultBackends(), Backend{Address: backend4, NATAddress: nat6}), nil)
+			return h.ReplaceZones([]string{"good.test"}, append(defaultBackends(), Backend{Address: backend4, NATAddress: nat6}), nil, nil)
 		},
-		"too many endpoints": func() error { return h.ReplaceZones([]string{"good.test"}, tooMany, nil) },
+		"too many endpoints": func() error { return h.ReplaceZones([]string{"good.test"}, tooMany, nil, nil) },
 	} {
 		t.Run(name, func(t *testing.T) {
 			if err := replace(); err == nil {

@@ -41,10 +41,11 @@ type CheckedHost struct {
 
 	Zones     []string         // the cluster's
 	Endpoints []netip.AddrPort // CoreDNS
+	Severed   []netip.AddrPort // of them, to which what the kernel steers is lost
 	Upstreams []netip.AddrPort
 	Listen    []netip.AddrPort // the forwarder's
 	InKernel  bool             // programs are attached
-	// Unconfirmed is why Endpoints are only the last that were known; empty if they are those of now.
+	// Unconfirmed is why Endpoints are only the last that were known, or none; empty if they are those of now.
 	Unconfirmed string
 }
 

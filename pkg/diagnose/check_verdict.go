@@ -115,6 +115,10 @@ func (e Evidence) answered(q Query) judgement {
 	case q.Path.Carrier == Direct && (e.Host.State == "foreign" || e.Host.State == "missing"):
 		return judge(CauseResolverForeign, "programs do not ask k2s-dnsbpf, since %s is %s; DNS answers without it", e.Host.File, e.Host.State).andOn()
 	}
+	if q.InZone && len(e.Host.Severed) > 0 {
+		return judge(CauseKernelPath, "DNS is fine, but the kernel's way to CoreDNS at %s is broken, so that queries are not steered to it: look at k2s-dnsbpf status",
+			some(e.Host.Severed)).andOn()
+	}
 	return judge(CauseNone, "DNS is fine").andOn()
 }
 
@@ -201,7 +205,10 @@ func (r Reply) why() string {
 
 // coreDNSBroken tells a CoreDNS that is down from a way to it that is, and both from us.
 func (e Evidence) coreDNSBroken(q Query) judgement {
-	if len(e.CoreDNS) == 0 {
+	switch {
+	case len(e.CoreDNS) == 0 && e.Host.Unconfirmed != "":
+		return judge(CauseCoreDNSUnknown, "DNS is broken: %s", e.Host.Unconfirmed)
+	case len(e.CoreDNS) == 0:
 		return judge(CauseCoreDNSUnknown, "DNS is broken: no endpoint of CoreDNS is known: look at k2s-dnsbpf status")
 	}
 	var helpful, unhelpful, reachable, unreachable []Reply
@@ -222,6 +229,9 @@ func (e Evidence) coreDNSBroken(q Query) judgement {
 	case len(helpful) > 0 && slices.ContainsFunc(silent, func(r Reply) bool { return r.Server == q.Reply.Steered }):
 		return judge(CauseCoreDNSSilent, "DNS is broken in part: the query went to CoreDNS at %s, which does not answer, while %s does",
 			q.Reply.Steered, servers(helpful))
+	case len(helpful) > 0 && len(e.Host.Severed) > 0:
+		return judge(CauseKernelPath, "DNS is broken: CoreDNS answers at %s, but the kernel's way to %s is broken: look at k2s-dnsbpf status",
+			servers(helpful), some(e.Host.Severed))
 	case len(helpful) > 0:
 		return judge(CauseOwnPath, "DNS is broken: CoreDNS answers at %s, but not by way of k2s-dnsbpf (%s): look at k2s-dnsbpf status",
 			servers(helpful), q.carriedBy())

@@ -16,9 +16,10 @@
 //   - Nothing is published before the Service and all its slices are known. The
 //     other sources are waited for a few seconds: they are not needed.
 //   - A snapshot is published only when its meaning changed.
-//   - A set that was good once is never replaced by an empty one: when the
-//     apiserver is gone, the Service deleted or its last endpoint lost, the last
-//     good endpoints stay, marked Stale with a Reason.
+//   - A set that was good once is replaced by an empty one only if the apiserver
+//     says that there is nobody, by a slice without a serving endpoint. When the
+//     apiserver is gone, or the Service or all of its slices, the last good
+//     endpoints stay, marked Stale with a Reason.
 //   - A Corefile that can't be parsed leaves the zones of the last good one.
 //   - A source that is absent or forbidden is a note in the snapshot, no error.
 //   - Of the reverse zones only those of the cluster's own addresses are taken, not

@@ -57,20 +57,14 @@ func ofFamily(all []*discoveryv1.EndpointSlice, family discoveryv1.AddressType, 
 			if !ok {
 				continue
 			}
-			// nil means true for both (and Serving follows Ready), false for Terminating.
-			c := e.Conditions
-			isReady := c.Ready == nil || *c.Ready
-			isServing := isReady
-			if c.Serving != nil {
-				isServing = *c.Serving
-			}
+			isReady, isServing := conditions(e)
 			ep := Endpoint{
 				Address:     netip.AddrPortFrom(addr, port),
 				TCPPort:     cmp.Or(tcp, elsewhere[addr]),
 				Source:      s.Namespace + "/" + s.Name,
 				Node:        deref(e.NodeName),
 				Zone:        deref(e.Zone),
-				Terminating: deref(c.Terminating) && !isReady,
+				Terminating: deref(e.Conditions.Terminating) && !isReady,
 			}
 			switch {
 			case isReady:
@@ -81,6 +75,36 @@ func ofFamily(all []*discoveryv1.EndpointSlice, family discoveryv1.AddressType, 
 		}
 	}
 	return ready, serving
+}
+
+// conditions reads those of an endpoint: nil means true for Ready, and as Ready for
+// Serving.
+func conditions(e *discoveryv1.Endpoint) (ready, serving bool) {
+	c := e.Conditions
+	ready = c.Ready == nil || *c.Ready
+	if c.Serving != nil {
+		return ready, *c.Serving
+	}
+	return ready, ready
+}
+
+// isEmpty reports whether the slices of a Service say that nobody serves it, in
+// either family. Without any slice nothing is said: every Service with a selector
+// has one, so its controller has not come to it yet, or makes it anew.
+func isEmpty(all []*discoveryv1.EndpointSlice, namespace, service string) bool {
+	said := false
+	for _, s := range all {
+		if s.Namespace != namespace || s.Labels[discoveryv1.LabelServiceName] != service {
+			continue
+		}
+		said = true
+		for i := range s.Endpoints {
+			if _, serving := conditions(&s.Endpoints[i]); serving {
+				return false
+			}
+		}
+	}
+	return said
 }
 
 // dnsPorts are a Service's ports for DNS, nil for none. The name of a Service's port is what its slices call theirs.

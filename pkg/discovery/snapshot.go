@@ -56,8 +56,9 @@ func sortEndpoints(eps []Endpoint) []Endpoint {
 // published: its slices are shared between readers and must not be written to.
 type Snapshot struct {
 	// Endpoints are sorted by address and free of duplicates. They are the ready
-	// ones, or, if none is ready, those that still serve. Empty only if there
-	// has been no good set yet.
+	// ones, or, if none is ready, those that still serve. Empty if there has been
+	// no good set yet, or if the apiserver says that there is nobody: then the set
+	// is true, not Stale, and Reason says so.
 	Endpoints []Endpoint
 
 	// ServiceIPs are the Service's cluster addresses, the primary family first.
@@ -82,11 +83,12 @@ type Snapshot struct {
 	Updated time.Time
 
 	// Stale says that the set could not be confirmed: the apiserver does not
-	// answer, or what it says leaves nobody to ask. Endpoints then holds the last
+	// answer, or what it says can't be understood. Endpoints then holds the last
 	// good set.
 	Stale bool
 
-	// Reason is one sentence for a person that says why Stale is set; else empty.
+	// Reason is one sentence for a person that says why Stale is set or Endpoints
+	// is empty; else empty.
 	Reason string
 }
 

@@ -39,6 +39,7 @@ type Watcher struct {
 
 	mu      sync.Mutex
 	current *Snapshot // nil before the first sync
+	ports   []uint16  // of the last endpoints that there were
 	session           // what is followed now
 
 	corefile   *corefile         // the last good one, nil if there was none
@@ -150,20 +151,27 @@ func (w *Watcher) update() {
 	w.current = &next
 	w.out.put(next)
 	level := zap.DebugLevel
-	if next.Stale && w.health.problem() == nil { // else health has said so
+	if next.Reason != "" && w.health.problem() == nil { // else health has said so
 		level = zap.WarnLevel
 	}
 	w.log.Log(level, "endpoints", zap.Any("endpoints", next.Addresses()), zap.Any("serviceIPs", next.ServiceIPs), zap.String("reason", next.Reason))
-	if len(next.Endpoints) > 0 {
-		select {
-		case <-w.ready:
-		default:
-			close(w.ready)
-		}
+	if len(next.Endpoints) > 0 && !w.isReady() {
+		close(w.ready)
 	}
 }
 
-// build applies the rule that a good set stays until there is another one.
+// isReady reports whether there has been somebody to ask.
+func (w *Watcher) isReady() bool {
+	select {
+	case <-w.ready:
+		return true
+	default:
+		return false
+	}
+}
+
+// build applies the rule that a good set stays until there is another one, or the
+// apiserver says that there is none.
 // w.mu is held.
 func (w *Watcher) build() Snapshot {
 	var last Snapshot
@@ -171,8 +179,11 @@ func (w *Watcher) build() Snapshot {
 		last = w.confirmLocked()
 	}
 	service := w.service()
-	endpoints := w.endpoints()
-	zones := w.zones(portsOf(endpoints, last.Endpoints))
+	endpoints, empty := w.endpoints()
+	if len(endpoints) > 0 {
+		w.ports = portsOf(endpoints)
+	}
+	zones := w.zones(w.ports)
 	next := Snapshot{
 		Endpoints: endpoints, Updated: w.health.confirmedAt(),
 		Zones: zones.zones, Notes: zones.notes, Service: w.opts.Namespace + "/" + w.name,
@@ -187,15 +198,16 @@ func (w *Watcher) build() Snapshot {
 	default:
 		next.ServiceIPs = serviceIPs(service)
 	}
-	if len(next.Endpoints) == 0 {
+	problem := w.health.problem()
+	if confirmed := empty && w.isReady() && problem == nil; len(next.Endpoints) == 0 && !confirmed {
 		next.Stale = true
 		next.Endpoints = last.Endpoints
 		if !last.Updated.IsZero() {
 			next.Updated = last.Updated
 		}
 	}
-	if p := w.health.problem(); p != nil {
-		next.Stale, next.Reason = true, p.why
+	if problem != nil {
+		next.Stale, next.Reason = true, problem.why
 	}
 	return next
 }
@@ -214,13 +226,9 @@ func lacks(s *corev1.Service) string {
 	}
 }
 
-// portsOf returns the ports of the endpoints, or else of those before: the port of
-// CoreDNS itself, which the Service may hide.
-func portsOf(endpoints, before []Endpoint) []uint16 {
-	if len(endpoints) == 0 {
-		endpoints = before
-	}
-	ports := []uint16{}
+// portsOf returns the ports of the endpoints: of CoreDNS itself, which the Service
+// may hide.
+func portsOf(endpoints []Endpoint) (ports []uint16) {
 	for _, e := range endpoints {
 		ports = append(ports, e.Address.Port())
 	}
@@ -251,12 +259,10 @@ func (w *Watcher) WaitForSync(ctx context.Context) (Snapshot, error) {
 		cause = errors.New("discovery was stopped")
 	}
 	s, _ := w.Current()
-	select {
-	case <-w.ready: // counts, whatever else has happened by now
+	if w.isReady() { // counts, whatever else has happened by now
 		return s, nil
-	default:
-		return s, w.syncError(cause)
 	}
+	return s, w.syncError(cause)
 }
 
 // syncError says why there is no good snapshot yet.

@@ -205,10 +205,6 @@ func TestLastGoodSetStays(t *testing.T) {
 		back    string // endpoint after recovery
 		ip      string // Service address after recovery
 	}{
-		{"last endpoint lost",
-			func(c *cluster) { c.setSlice(slice("a", gone("172.20.0.2"))) },
-			func(c *cluster) { c.setSlice(slice("a", ready("172.20.0.7"))) },
-			"no ready endpoint", "172.20.0.7:53", "172.21.0.10"},
 		{"all slices deleted",
 			func(c *cluster) { c.deleteSlice("a") },
 			func(c *cluster) { c.setSlice(slice("b", ready("172.20.0.7"))) },
@@ -261,6 +257,33 @@ func TestLastGoodSetStays(t *testing.T) {
 			})
 		})
 	}
+}
+
+// What the apiserver says is believed, also that there is nobody; and then that this is so while it can't be asked.
+func TestEmptySet(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		six := func(e ...discoveryv1.Endpoint) *discoveryv1.EndpointSlice {
+			return withType(discoveryv1.AddressTypeIPv6, slice("6", e...))
+		}
+		c := newCluster(t, kubeDNS("172.21.0.10", "fd00:21::a"), slice("a", ready("172.20.0.2")), six(ready("fd00::2")))
+		f := run(t, c)
+		f.next(t)
+		c.setSlice(slice("a", gone("172.20.0.2")))
+		want(t, f.next(t), false, "[fd00::2]:53")
+		c.setSlice(six()) // as a controller leaves it after a scale to zero
+		s := f.next(t)
+		if len(s.Endpoints) > 0 || s.Stale || !strings.Contains(s.Reason, "no ready endpoint") || !s.Updated.Equal(time.Now()) {
+			t.Errorf("nobody is there: %+v", s)
+		}
+		if len(s.ServiceIPs) != 2 {
+			t.Errorf("Service addresses %v", s.ServiceIPs)
+		}
+		c.answer(always(errRefused))
+		c.cut()
+		if s = f.next(t); len(s.Endpoints) > 0 || !s.Stale || !strings.Contains(s.Reason, "unreachable") {
+			t.Errorf("nobody was there, and the apiserver is gone: %+v", s)
+		}
+	})
 }
 
 func TestNeverGood(t *testing.T) {

@@ -36,8 +36,12 @@ func failNoUpstream() failure {
 
 // failNoEndpoint is for a zone without servers. RFC 8914 section 4.23: no
 // authoritative server could be reached.
-func failNoEndpoint(zone string) failure {
-	return failure{dns.RcodeServerFailure, dns.ExtendedErrorCodeNoReachableAuthority, "no endpoint for zone " + zone}
+func failNoEndpoint(zone, why string) failure {
+	text := "no endpoint for zone " + zone
+	if why != "" {
+		text += ": " + why
+	}
+	return failure{dns.RcodeServerFailure, dns.ExtendedErrorCodeNoReachableAuthority, text}
 }
 
 // failExchange is for servers that were asked in vain: 22 when they are the

@@ -112,7 +112,7 @@ func (s *Server) resolve(ctx context.Context, c *clientQuery) ([]byte, failure) 
 	}
 	if len(servers.servers) == 0 {
 		if inZone {
-			return nil, failNoEndpoint(c.zone)
+			return nil, failNoEndpoint(c.zone, table.unserved)
 		}
 		return nil, failNoUpstream()
 	}

@@ -24,6 +24,10 @@ type Routes struct {
 	// is asked over UDP.
 	TCP map[netip.AddrPort]netip.AddrPort
 
+	// Unserved says why a zone has no servers, for who asks; empty if there is
+	// no more to say.
+	Unserved string
+
 	// Upstreams are the former servers of the host, in order of preference.
 	// IPv6 zone ids (fe80::1%eth0) are kept and dialled.
 	Upstreams []netip.AddrPort
@@ -58,6 +62,7 @@ func (s *Server) SetRoutes(r Routes) error {
 // table has no routes.
 type table struct {
 	zones     map[string]*group // by name in lower-case wire format
+	unserved  string
 	upstreams *group
 	known     map[netip.AddrPort]*upstream
 	pace      pace
@@ -75,9 +80,10 @@ type group struct {
 
 func newTable(r Routes, own []netip.AddrPort, old *table, policy *healthPolicy) (*table, error) {
 	t := &table{
-		zones: make(map[string]*group, len(r.Zones)),
-		known: make(map[netip.AddrPort]*upstream),
-		pace:  newPace(r.Timeout, r.Attempts),
+		zones:    make(map[string]*group, len(r.Zones)),
+		unserved: r.Unserved,
+		known:    make(map[netip.AddrPort]*upstream),
+		pace:     newPace(r.Timeout, r.Attempts),
 	}
 	newGroup := func(zone string, addrs []netip.AddrPort) (*group, error) {
 		g := &group{zone: zone, spread: zone != "" || r.Rotate}

@@ -109,6 +109,8 @@ type Endpoint struct {
 	Healthy   bool   `json:"healthy" yaml:"healthy"`
 	Source    string `json:"source" yaml:"source"`
 	Note      string `json:"note,omitempty" yaml:"note,omitempty"`
+	// Severed says that what the kernel steers to it is lost, while it answers when asked directly.
+	Severed bool `json:"severed,omitempty" yaml:"severed,omitempty"`
 }
 
 // Forwarder is the userspace server.

@@ -115,41 +115,51 @@ func TestEndpointDies(t *testing.T) {
 	}
 }
 
-// TestAllEndpointsDead: none is taken out if none is left, nothing leaks, and either that answers first is used at once.
+// unserved asks for a cluster's name, wants SERVFAIL by the forwarder, and returns the reason that comes with it.
+func (h *host) unserved(from *lab.Node, server netip.AddrPort) error {
+	query := new(dns.Msg).SetQuestion(lab.Backend, dns.TypeA)
+	query.SetEdns0(1232, false)
+	payload, err := query.Pack()
+	if err != nil {
+		return err
+	}
+	raw, err := ask(from, server, payload, noReply)
+	var m dns.Msg
+	if err := errors.Join(err, m.Unpack(raw)); err != nil || m.Rcode != dns.RcodeServerFailure {
+		return fmt.Errorf("%s from %s: want SERVFAIL, got %v, %v", from.Name(), server, &m, err)
+	}
+	if opt := m.IsEdns0(); opt == nil || !strings.Contains(opt.String(), "no endpoint for zone") {
+		return fmt.Errorf("%s from %s: no reason: %v", from.Name(), server, &m)
+	}
+	return nil
+}
+
+// TestAllEndpointsDead: once that is known, SERVFAIL comes at once, and nothing leaks; and either that answers first is used
+// at once.
 func TestAllEndpointsDead(t *testing.T) {
 	h := raise(t, lab.Options{})
-	h.attach()
+	h.attach(endpoints, endpoints6, ranges)
 	outside := queries(t, h.outside()...)
-	before := h.dataplane()
 	for _, s := range h.cluster() {
 		if err := s.Kill(t.Context()); err != nil {
 			t.Fatal(err)
 		}
 	}
-	for range 3 { // so that the endpoints are suspected
-		if raw, err := ask(h.Host(), hostDNS, pack(t, 3, lab.Backend, dns.TypeA), silence); isAddress(raw, lab.Backend4) == nil {
-			t.Errorf("an answer out of nowhere: %v", err)
-		}
+	for _, address := range []string{lab.CoreDNS0v4 + ":53", lab.CoreDNS1v4 + ":53", "[" + lab.CoreDNS0v6 + "]:53", "[" + lab.CoreDNS1v6 + "]:53"} {
+		h.judged(address, false)
 	}
-	h.judged(lab.CoreDNS0v4+":53", false)
-	h.judged(lab.CoreDNS1v4+":53", false)
 	now := h.dataplane()
 	if now.Healthy || !strings.Contains(strings.Join(now.Problems, "\n"), "no endpoint answers") {
 		t.Errorf("status does not tell: healthy %v, %q", now.Healthy, now.Problems)
 	}
 	const rounds = 10
 	for range rounds {
-		raw, err := ask(h.Host(), hostDNS, pack(t, 3, lab.Backend, dns.TypeA), silence)
-		if raw == nil && err == nil {
-			continue // nobody answers
-		}
-		var m dns.Msg
-		if err := errors.Join(err, m.Unpack(raw)); err != nil || m.Rcode != dns.RcodeServerFailure {
-			t.Errorf("want SERVFAIL or none, got %v, %v", &m, err)
+		if err := errors.Join(h.unserved(h.Host(), hostDNS), h.unserved(h.Host(), hostDNS6), h.unserved(h.Worker(), switchDNS)); err != nil {
+			t.Error(err)
 		}
 	}
-	if n := h.dataplane().rose(before, "host", "passed_no_backend"); n > 0 {
-		t.Errorf("the group of endpoints is empty: passed_no_backend rose by %d", n)
+	if after := h.dataplane(); after.rose(now, "host", "steered") != 0 || after.rose(now, "kubeswitch", "steered") != 0 {
+		t.Errorf("queries were steered to the dead: %v, before %v", after.Reasons, now.Reasons)
 	}
 	if n := queries(t, h.outside()...) - outside; n != 0 {
 		t.Errorf("the external servers saw %d queries", n)
@@ -162,6 +172,34 @@ func TestAllEndpointsDead(t *testing.T) {
 	t.Logf("back after %s", back.Round(time.Millisecond))
 	for range rounds {
 		resolve(t, h.Host(), hostDNS, lab.Backend, lab.Backend4)
+	}
+	h.steers(hostDNS, lab.Backend4)
+}
+
+// TestFamilyOfEndpointsDead: while those of one family are dead, its queries are the forwarder's, which asks the others.
+func TestFamilyOfEndpointsDead(t *testing.T) {
+	h := raise(t, lab.Options{})
+	six := respond(t, h.Pod("app"), "["+lab.App6+"]:53", "172.21.0.81")
+	four := respond(t, h.Pod("app"), lab.App4+":53", "172.21.0.81")
+	h.attach(endpoint(lab.App4, lab.App6), ranges)
+	four.setMute(true)
+	h.judged(lab.App4+":53", false)
+	before, asked := h.dataplane(), len(six.sees())
+	const rounds = 10
+	for range rounds {
+		resolve(t, h.Host(), hostDNS, lab.Backend, "172.21.0.81")
+		resolve(t, h.Host(), hostDNS6, lab.Backend, "172.21.0.81")
+		resolve(t, h.Worker(), switchDNS, lab.Backend, "172.21.0.81")
+	}
+	after := h.dataplane()
+	if n := after.rose(before, "host", "replied"); n != rounds {
+		t.Errorf("replied rose by %d, want the %d by IPv6", n, rounds)
+	}
+	if n := after.forwarded(before); n != 2*rounds {
+		t.Errorf("the forwarder saw %d queries, want the %d by IPv4", n, 2*rounds)
+	}
+	if n := len(six.sees()) - asked; n != 3*rounds {
+		t.Errorf("the living one saw %d queries", n)
 	}
 }
 

@@ -160,6 +160,57 @@ func TestClusterChurn(t *testing.T) {
 		h.confirmed()
 	})
 
+	t.Run("scaled to zero", func(t *testing.T) {
+		h := h.in(t)
+		outside := queries(t, h.outside()...)
+		slices := c.Client.DiscoveryV1().EndpointSlices(cluster.System)
+		six, err := slices.Get(t.Context(), "kube-dns-6", metav1.GetOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		setEndpoints(t, c)
+		were := six.Endpoints
+		six.Endpoints = nil
+		if six, err = slices.Update(t.Context(), six, metav1.UpdateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		eventually(t, "status knows that there is nobody", func() error {
+			if d := h.dataplane(); len(d.Endpoints) > 0 || d.Healthy || !strings.Contains(strings.Join(d.Problems, "\n"), "has no ready endpoint") {
+				return fmt.Errorf("endpoints %v, problems %q", d.Endpoints, d.Problems)
+			}
+			return nil
+		})
+		for _, server := range []netip.AddrPort{hostDNS, hostDNS6} {
+			if err := h.unserved(h.Host(), server); err != nil {
+				t.Error(err)
+			}
+		}
+		h.check(lab.Backend, "coredns-unknown", "has no ready endpoint")
+		// So it stays while nobody can be asked.
+		do(t, c.KillAPIServer)
+		eventuallyIn(t, reconnect, "the apiserver is missed", func() error {
+			if problems := strings.Join(h.status().Problems, "\n"); !strings.Contains(problems, "can't be confirmed") {
+				return fmt.Errorf("%s", problems)
+			}
+			return nil
+		})
+		if err := h.unserved(h.Host(), hostDNS); err != nil {
+			t.Error(err)
+		}
+		do(t, c.StartAPIServer)
+		six.Endpoints = were
+		if _, err := slices.Update(t.Context(), six, metav1.UpdateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		setEndpoints(t, c, both...)
+		h.follows(reconnect, both...)
+		h.confirmed()
+		resolve(t, h.Host(), hostDNS, lab.Backend, lab.Backend4)
+		if n := queries(t, h.outside()...) - outside; n != 0 {
+			t.Errorf("the external servers saw %d queries", n)
+		}
+	})
+
 	t.Run("the apiserver restarts", func(t *testing.T) {
 		h := h.in(t)
 		do(t, c.StopAPIServer)
@@ -201,7 +252,7 @@ func TestClusterChurn(t *testing.T) {
 		do(t, func(ctx context.Context) error { return h.cutOff(ctx, false) })
 		h.follows(2*reconnect, lab.CoreDNS1v4)
 		setEndpoints(t, c, both...)
-		h.follows(patience, both...)
+		h.follows(reconnect, both...) // what it follows until now may be from before the cut
 		h.confirmed()
 	})
 
