@@ -43,6 +43,8 @@ func (d *Daemon) report() status.Report {
 			report.Problems = append(report.Problems, problem)
 		}
 	}
+	newest, _ := d.routing.source.Current()
+	report.Problems = append(report.Problems, newest.Problems...)
 	if report.Discovery.Stale {
 		report.Problems = append(report.Problems, fmt.Sprintf("endpoints can't be confirmed, the last good ones are %s old: %s",
 			time.Duration(report.Discovery.AgeSeconds)*time.Second, report.Discovery.Reason))

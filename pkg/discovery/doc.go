@@ -20,7 +20,8 @@
 //     says that there is nobody, by a slice without a serving endpoint. When the
 //     apiserver is gone, or the Service or all of its slices, the last good
 //     endpoints stay, marked Stale with a Reason.
-//   - A Corefile that can't be parsed leaves the zones of the last good one.
+//   - A Corefile that can't be parsed, or costs too much, leaves the zones of the
+//     last good one. A zone that it no longer names is told.
 //   - A source that is absent or forbidden is a note in the snapshot, no error.
 //   - Of the reverse zones only those of the cluster's own addresses are taken, not
 //     all of in-addr.arpa, whatever the Corefile says.
@@ -30,10 +31,13 @@
 //
 // # Least privilege
 //
-// The requests list and watch one Service and one ConfigMap by name, the Service's
-// EndpointSlices by their label, ServiceCIDRs and nodes. scripts/rbac.yaml allows
-// just that. Only if the Service does not exist, and the user has named none, all
-// Services of the namespace with the label k8s-app=kube-dns are asked for too.
+// The requests list and watch one Service by name and its EndpointSlices by their
+// label, the namespace's Deployments (and DaemonSets, if CoreDNS is none of them),
+// the ConfigMaps that CoreDNS mounts by name, ServiceCIDRs and nodes.
+// scripts/rbac.yaml allows just that. Only if the Service does not exist or can't be
+// asked, and the user has named none, all Services of the namespace with the label
+// k8s-app=kube-dns are asked for too, and only if no ConfigMap with a usual name has
+// a Corefile, those with that label.
 // Nodes are many: they come in pages, and what is kept of each is its name, its
 // podCIDRs and its topology zone.
 //

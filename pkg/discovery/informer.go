@@ -6,6 +6,7 @@ import (
 	"maps"
 	"slices"
 
+	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	networkingv1 "k8s.io/api/networking/v1"
@@ -29,6 +30,17 @@ type informer struct {
 	cache.SharedIndexInformer
 	synced <-chan struct{} // closed when the handler has seen the whole first list
 	failed <-chan struct{} // closed when a request has failed
+}
+
+// done reports whether the first list has come, or a request has failed.
+func (i informer) done() bool {
+	select {
+	case <-i.synced:
+	case <-i.failed:
+	default:
+		return false
+	}
+	return true
 }
 
 // serviceRequest asks for the one Service, by name.
@@ -132,8 +144,12 @@ func trim(obj any) (any, error) {
 	case *corev1.ConfigMap:
 		return &corev1.ConfigMap{
 			ObjectMeta: trimMeta(&o.ObjectMeta),
-			Data:       map[string]string{corefileName: o.Data[corefileName]},
+			Data:       o.Data,
 		}, nil
+	case *appsv1.Deployment:
+		return &appsv1.Deployment{ObjectMeta: trimMeta(&o.ObjectMeta), Spec: appsv1.DeploymentSpec{Template: trimTemplate(&o.Spec.Template)}}, nil
+	case *appsv1.DaemonSet:
+		return &appsv1.DaemonSet{ObjectMeta: trimMeta(&o.ObjectMeta), Spec: appsv1.DaemonSetSpec{Template: trimTemplate(&o.Spec.Template)}}, nil
 	case *networkingv1.ServiceCIDR:
 		return &networkingv1.ServiceCIDR{ObjectMeta: trimMeta(&o.ObjectMeta), Spec: o.Spec}, nil
 	case *corev1.Node:

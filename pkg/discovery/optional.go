@@ -3,6 +3,7 @@ package discovery
 import (
 	"context"
 	"fmt"
+	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -20,7 +21,10 @@ import (
 // it is needed: what can't be read is a note.
 const (
 	resourceLabelled     = "services by label"
-	resourceConfigMaps   = "configmaps"
+	resourceConfigMaps   = "configmaps" // and a name, see [resourceConfigMap]
+	resourceLabelledMaps = "configmaps by label"
+	resourceDeployments  = "deployments"
+	resourceDaemonSets   = "daemonsets"
 	resourceServiceCIDRs = "servicecidrs"
 	resourceNodes        = "nodes"
 )
@@ -28,10 +32,14 @@ const (
 // loses says what is not known without a resource.
 var loses = map[string]string{
 	resourceLabelled:     "no other Service can be looked for",
-	resourceConfigMaps:   "the zones of the Corefile are not known",
+	resourceLabelledMaps: "no other Corefile can be looked for",
+	resourceDeployments:  "which Corefile CoreDNS reads, and what that imports, is not known for sure",
+	resourceDaemonSets:   "which Corefile CoreDNS reads, and what that imports, is not known for sure",
 	resourceServiceCIDRs: "the reverse zones of Services are not known",
 	resourceNodes:        "the reverse zones of pods are not known",
 }
+
+const lossOfConfigMap = "the zones of the Corefile are not known"
 
 // The label that CoreDNS's Service has, whatever its name, as its forerunner's had.
 const (
@@ -43,17 +51,26 @@ const (
 // ten kilobytes until it is trimmed.
 const nodesPerPage = 200
 
+// resourceConfigMap is one ConfigMap.
+func resourceConfigMap(name string) string { return resourceConfigMaps + " " + name }
+
 // absence is the note about a resource that err keeps us from.
 func absence(resource string, err error) string {
+	loses := loses[resource]
+	if strings.HasPrefix(resource, resourceConfigMap("")) && loses == "" {
+		loses = lossOfConfigMap
+	}
 	switch {
 	case apierrors.IsForbidden(err) && resource == resourceLabelled:
-		return "not allowed to list Services: " + loses[resource] + "; allow it in the namespace, or name the Service with --dns-service"
+		return "not allowed to list Services: " + loses + "; allow it in the namespace, or name the Service with --dns-service"
+	case apierrors.IsForbidden(err) && resource == resourceLabelledMaps:
+		return "not allowed to list ConfigMaps: " + loses + "; allow it in the namespace, or name one with --corefile-configmap"
 	case apierrors.IsForbidden(err):
-		return fmt.Sprintf("not allowed to read %s: %s; apply the RBAC manifest (scripts/rbac.yaml)", resource, loses[resource])
+		return fmt.Sprintf("not allowed to read %s: %s; apply the RBAC manifest (scripts/rbac.yaml)", resource, loses)
 	case apierrors.IsNotFound(err) && resource == resourceServiceCIDRs:
-		return "the cluster has no ServiceCIDR objects (Kubernetes 1.33 or later): " + loses[resource] + "; name the range with --service-cidr"
+		return "the cluster has no ServiceCIDR objects (Kubernetes 1.33 or later): " + loses + "; name the range with --service-cidr"
 	}
-	return fmt.Sprintf("can't read %s: %s; %s", resource, loses[resource], diagnose(err).why)
+	return fmt.Sprintf("can't read %s: %s; %s", resource, loses, diagnose(err).why)
 }
 
 // newOptional makes an informer for what is not needed.
@@ -71,13 +88,38 @@ func labelledRequest(c kubernetes.Interface, o Options, t timeouts, h *health) *
 		api.Watch)
 }
 
-// configMapRequest asks for the one ConfigMap, by name.
+// configMapRequest asks for one ConfigMap, by name.
 func configMapRequest(c kubernetes.Interface, namespace, name string, t timeouts, h *health) *request {
 	api := c.CoreV1().ConfigMaps(namespace)
-	return newRequest(resourceConfigMaps, t, h,
+	return newRequest(resourceConfigMap(name), t, h,
 		func(lo *metav1.ListOptions) {
 			lo.FieldSelector = fields.OneTermEqualSelector(metav1.ObjectNameField, name).String()
 		},
+		func(ctx context.Context, lo metav1.ListOptions) (runtime.Object, error) { return api.List(ctx, lo) },
+		api.Watch)
+}
+
+// labelledMapRequest asks for ConfigMaps with the label of the Service, or of CoreDNS's Helm chart.
+func labelledMapRequest(c kubernetes.Interface, namespace string, t timeouts, h *health) *request {
+	api := c.CoreV1().ConfigMaps(namespace)
+	return newRequest(resourceLabelledMaps, t, h,
+		func(lo *metav1.ListOptions) {
+			lo.LabelSelector = fmt.Sprintf("%s in (%s,%s)", dnsLabel, DefaultConfigMap, dnsLabelValue)
+		},
+		func(ctx context.Context, lo metav1.ListOptions) (runtime.Object, error) { return api.List(ctx, lo) },
+		api.Watch)
+}
+
+func deploymentRequest(c kubernetes.Interface, namespace string, t timeouts, h *health) *request {
+	api := c.AppsV1().Deployments(namespace)
+	return newRequest(resourceDeployments, t, h, func(*metav1.ListOptions) {},
+		func(ctx context.Context, lo metav1.ListOptions) (runtime.Object, error) { return api.List(ctx, lo) },
+		api.Watch)
+}
+
+func daemonSetRequest(c kubernetes.Interface, namespace string, t timeouts, h *health) *request {
+	api := c.AppsV1().DaemonSets(namespace)
+	return newRequest(resourceDaemonSets, t, h, func(*metav1.ListOptions) {},
 		func(ctx context.Context, lo metav1.ListOptions) (runtime.Object, error) { return api.List(ctx, lo) },
 		api.Watch)
 }
@@ -123,59 +165,80 @@ func trimNode(n *corev1.Node) *corev1.Node {
 	return t
 }
 
-// optional are the informers of what is not needed. Those that are switched off
-// are zero.
+// optional are the informers of what is not needed. Those that nobody needs, or not yet, are zero.
 type optional struct {
-	configMaps, serviceCIDRs, nodes informer
-	configMap                       string // its name
+	serviceCIDRs, nodes     informer
+	deployments, daemonSets informer
+	labelledMaps            informer
+	configMaps              map[string]*informer // by name
 }
 
-// newOptionals prepares what the options ask for, beside the Service called
-// service.
-func (w *Watcher) newOptionals(service string) (o optional, err error) {
-	if o.configMap = w.opts.ConfigMap; o.configMap == "" {
-		o.configMap = DefaultConfigMap
-		if w.opts.search && service != DefaultService {
-			o.configMap = service
-		}
-	}
-	if !w.opts.NoCorefile {
-		r := configMapRequest(w.api, w.opts.Namespace, o.configMap, w.timeouts, w.health)
-		if o.configMaps, err = newOptional(r, &corev1.ConfigMap{}, w.look); err != nil {
-			return o, err
-		}
-	}
-	if !w.opts.NoServiceCIDRs {
-		r := serviceCIDRRequest(w.api, w.timeouts, w.health)
-		if o.serviceCIDRs, err = newOptional(r, &networkingv1.ServiceCIDR{}, w.look); err != nil {
-			return o, err
-		}
-	}
-	if !w.opts.NoPodCIDRs || w.opts.Prefer == PreferZone {
-		r := nodeRequest(w.api, w.timeouts, w.health)
-		if o.nodes, err = newOptional(r, &corev1.Node{}, w.look); err != nil {
-			return o, err
-		}
-	}
-	return o, nil
+// starter starts informers.
+type starter struct {
+	run     func(informer)
+	changed func()
+	started []informer
+	err     error
 }
 
-func (o optional) informers() (all []informer) {
-	for _, i := range []informer{o.configMaps, o.serviceCIDRs, o.nodes} {
-		if i.SharedIndexInformer != nil {
-			all = append(all, i)
+// need starts an informer unless it runs, and reports whether it has its first list, or an error.
+func (s *starter) need(i *informer, r func() *request, example runtime.Object) (done bool) {
+	if i.SharedIndexInformer == nil && s.err == nil {
+		if *i, s.err = newOptional(r(), example, s.changed); s.err != nil {
+			return false
+		}
+		s.run(*i)
+		s.started = append(s.started, *i)
+	}
+	return i.done()
+}
+
+// enrich starts what is to be known beside the endpoints if the Service is there, and the search for another one if it is
+// not, or is of no use. It returns what it has started.
+func (w *Watcher) enrich(run func(informer)) ([]informer, error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	s := starter{run: run, changed: w.look}
+	service := w.service()
+	searches := w.searches() && rankOf(service, nil) < rankAddress
+	if searches {
+		s.need(&w.labelled, func() *request { return labelledRequest(w.api, w.opts, w.timeouts, w.health) }, &corev1.Service{})
+		if candidates := w.candidates(); len(candidates) > 1 {
+			for _, c := range candidates[:min(len(candidates), maxMounts)] {
+				w.needConfigMap(&s, c.Name)
+			}
 		}
 	}
-	return all
+	if (service != nil || searches) && !w.opts.NoServiceCIDRs {
+		s.need(&w.optional.serviceCIDRs, func() *request { return serviceCIDRRequest(w.api, w.timeouts, w.health) }, &networkingv1.ServiceCIDR{})
+	}
+	if service != nil {
+		if !w.opts.NoPodCIDRs || w.opts.Prefer == PreferZone {
+			s.need(&w.optional.nodes, func() *request { return nodeRequest(w.api, w.timeouts, w.health) }, &corev1.Node{})
+		}
+		if !w.opts.NoCorefile {
+			w.seekCorefile(&s, service)
+		}
+	}
+	return s.started, s.err
+}
+
+func (w *Watcher) needConfigMap(s *starter, name string) (done bool) {
+	if w.optional.configMaps[name] == nil {
+		w.optional.configMaps[name] = new(informer)
+	}
+	return s.need(w.optional.configMaps[name], func() *request {
+		return configMapRequest(w.api, w.opts.Namespace, name, w.timeouts, w.health)
+	}, &corev1.ConfigMap{})
 }
 
 // settle waits until each informer has its first list or an error, so that the
 // first snapshot is whole where it can be. A list that does not come holds nothing
 // up for long.
-func (o optional) settle(ctx context.Context, limit time.Duration) {
-	ctx, cancel := context.WithTimeout(ctx, limit)
+func settle(ctx context.Context, until time.Time, all []informer) {
+	ctx, cancel := context.WithDeadline(ctx, until)
 	defer cancel()
-	for _, i := range o.informers() {
+	for _, i := range all {
 		select {
 		case <-i.synced:
 		case <-i.failed:
@@ -198,19 +261,14 @@ func stored[T runtime.Object](i informer) (all []T) {
 	return all
 }
 
-// zones collects the zones of all sources, and the notes. w.mu is held.
+// zones collects the zones of all sources, and what is to be said about them. w.mu is held.
 func (w *Watcher) zones(ports []uint16) zoneSet {
 	var s zoneSet
 	if w.several != "" {
 		s.notes = append(s.notes, w.several)
 	}
-	if w.optional.configMaps.SharedIndexInformer != nil {
-		w.readCorefile(&s)
-	}
-	if w.corefile != nil {
-		names, notes := w.corefile.zones(ports, w.opts.StubZones)
-		s.add(fmt.Sprintf("Corefile %s/%s", w.opts.Namespace, w.optional.configMap), names...)
-		s.notes = append(s.notes, notes...)
+	if !w.opts.NoCorefile {
+		w.addCorefile(&s, ports)
 	}
 	s.addServiceCIDRs(stored[*networkingv1.ServiceCIDR](w.optional.serviceCIDRs))
 	if !w.opts.NoPodCIDRs {
@@ -222,35 +280,6 @@ func (w *Watcher) zones(ports []uint16) zoneSet {
 	s.notes = append(s.notes, w.health.notes()...)
 	s.namesFirst()
 	return s
-}
-
-// readCorefile parses the Corefile if it has changed. What was good once stays.
-// w.mu is held.
-func (w *Watcher) readCorefile(s *zoneSet) {
-	found := fmt.Sprintf("%s/%s", w.opts.Namespace, w.optional.configMap)
-	obj, ok, err := w.optional.configMaps.GetStore().GetByKey(found)
-	m, isMap := obj.(*corev1.ConfigMap)
-	if err != nil || !ok || !isMap {
-		if w.corefile != nil {
-			s.note("the ConfigMap %s is gone: the zones of its last Corefile stay", found)
-		}
-		return
-	}
-	if m != w.parsed {
-		c, err := parseCorefile(m.Data[corefileName])
-		if err == nil {
-			w.corefile = c
-		}
-		w.parsed, w.parseError = m, err
-	}
-	if w.parseError == nil {
-		return
-	}
-	kept := "its zones are not known"
-	if w.corefile != nil {
-		kept = "the zones of the one before stay"
-	}
-	s.note("the Corefile of %s is broken: %s; %s", found, plain(w.parseError.Error()), kept)
 }
 
 // placement says where this host is.

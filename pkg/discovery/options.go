@@ -30,13 +30,14 @@ type Options struct {
 	Kubeconfig string
 
 	// Namespace and Service name the Service in front of CoreDNS. Default
-	// kube-system and kube-dns; if that one does not exist, it is the one with the
-	// label k8s-app=kube-dns, of several the one whose name sorts first.
+	// kube-system and kube-dns; if that one does not exist, or can't be asked, it is
+	// the one with the label k8s-app=kube-dns, of several the one that kubelets hand
+	// out.
 	Namespace, Service string
 
-	// ConfigMap has the Corefile, in the Service's namespace. Default coredns, or,
-	// of a Service found by its label, the name of the Service: Helm's chart gives
-	// both the same.
+	// ConfigMap has the Corefile, in the Service's namespace. Default: the one that
+	// the Service's Deployment or DaemonSet mounts, or else the first that has one:
+	// coredns, the one with the Service's name, those with CoreDNS's label.
 	ConfigMap string
 
 	// StubZones counts the zones that CoreDNS only forwards among its own.
@@ -69,7 +70,7 @@ type Options struct {
 }
 
 // withDefaults returns a copy in which every field is set, but for Kubeconfig and
-// ConfigMap, whose default depends on the Service.
+// ConfigMap, which are searched for.
 func (o Options) withDefaults() Options {
 	o.search = o.Service == ""
 	o.Namespace = cmp.Or(o.Namespace, DefaultNamespace)

@@ -3,13 +3,16 @@ package discovery
 import (
 	"context"
 	"fmt"
+	"net/netip"
 	"slices"
 	"strings"
 	"sync"
+	"time"
 
 	"go.uber.org/zap"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
+	networkingv1 "k8s.io/api/networking/v1"
 )
 
 // session is what is followed of one Service. The zero value follows nothing.
@@ -18,7 +21,7 @@ type session struct {
 	name     string // of the Service
 	services informer
 	slices   informer
-	labelled informer // other Services, once this one is missing
+	labelled informer // other Services, once this one is missing or of no use
 	optional optional
 	several  string // a note if there is more than one Service to choose from
 }
@@ -46,14 +49,20 @@ func (w *Watcher) follow(ctx context.Context, name string) (next string, err err
 		}
 	}
 	w.announceSync()
+	var until time.Time // what is not needed is waited for
 	for {
-		started, err := w.enrich(w.service() != nil, run)
+		started, err := w.enrich(run)
 		if err != nil {
 			return "", err
 		}
-		if started {
-			w.optional.settle(ctx, w.timeouts.settle)
+		if len(started) > 0 {
+			if until.IsZero() {
+				until = time.Now().Add(w.timeouts.settle)
+			}
+			settle(ctx, until, started)
+			continue // what they say may need more
 		}
+		until = time.Time{}
 		if next := w.successor(); next != "" {
 			return next, nil
 		}
@@ -74,7 +83,7 @@ func (w *Watcher) begin(name string) (err error) {
 	if w.name != "" {
 		several = w.several // why this one was chosen
 	}
-	w.session = session{name: name, several: several}
+	w.session = session{name: name, several: several, optional: optional{configMaps: make(map[string]*informer)}}
 	w.health.forget(resourceLabelled)
 	if w.services, err = newInformer(serviceRequest(w.api, w.opts.Namespace, name, w.timeouts, w.health), &corev1.Service{}, w.look); err != nil {
 		return err
@@ -91,64 +100,112 @@ func (w *Watcher) announceSync() {
 	}
 }
 
-// enrich starts, once, what is to be known beside the endpoints if the Service is
-// there, and the search for another one if it is not. It reports whether there is
-// something to settle.
-func (w *Watcher) enrich(exists bool, run func(informer)) (started bool, err error) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	switch {
-	case exists && w.optional.configMap == "":
-		if w.optional, err = w.newOptionals(w.name); err != nil {
-			return false, err
-		}
-		for _, i := range w.optional.informers() {
-			run(i)
-		}
-		return true, nil
-	case !exists && w.searches() && w.labelled.SharedIndexInformer == nil:
-		if w.labelled, err = newOptional(labelledRequest(w.api, w.opts, w.timeouts, w.health), &corev1.Service{}, w.look); err != nil {
-			return false, err
-		}
-		run(w.labelled)
-	}
-	return false, nil
-}
-
 // searches reports whether this session looks for another Service by its label
-// when its own is missing.
+// when its own is missing or of no use.
 func (w *Watcher) searches() bool { return w.opts.search && w.name == w.opts.Service }
 
-// successor returns the Service to follow in place of a missing one, empty for
-// none: the first by name that has the label, and the default one again when that
-// has gone.
+// candidates are the Services to choose from: those with the label, and the one that is followed if it can be asked.
+func (w *Watcher) candidates() (all []*corev1.Service) {
+	for _, s := range append(stored[*corev1.Service](w.labelled), w.service()) {
+		if s != nil && s.Namespace == w.opts.Namespace && rankOf(s, nil) > rankNone &&
+			!slices.ContainsFunc(all, func(o *corev1.Service) bool { return o.Name == s.Name }) {
+			all = append(all, s)
+		}
+	}
+	slices.SortFunc(all, func(a, b *corev1.Service) int { return strings.Compare(a.Name, b.Name) })
+	return all
+}
+
+// rank says how likely a Service is the one that Pods ask.
+type rank int
+
+const (
+	rankNone      rank = iota // it has no endpoints, or no port for DNS
+	rankHeadless              // no address that a kubelet could hand out
+	rankAddress               // an address
+	rankNamed                 // a ConfigMap of its name has a Corefile
+	rankHandedOut             // the address that kubelets hand out
+	rankBoth                  // both
+)
+
+// rankOf ranks a Service, which may be nil. The Services' ranges may be unknown.
+func rankOf(s *corev1.Service, ranges []netip.Prefix) rank {
+	switch {
+	case s == nil || s.Spec.Type == corev1.ServiceTypeExternalName || dnsPortsOf(s).udp == nil:
+		return rankNone
+	case len(serviceIPs(s)) == 0:
+		return rankHeadless
+	case slices.ContainsFunc(serviceIPs(s), func(ip netip.Addr) bool { return isTenth(ip, ranges) }):
+		return rankHandedOut
+	}
+	return rankAddress
+}
+
+// isTenth reports whether an address is the tenth of a range of Services: kubeadm, and almost everybody after it, gives it to
+// the cluster's DNS, and to kubelets as its address. Without a range, one that ends like it is.
+func isTenth(ip netip.Addr, ranges []netip.Prefix) bool {
+	for _, r := range ranges {
+		if r.Contains(ip) {
+			first := r.Masked().Addr().AsSlice()
+			last := len(first) - 1
+			first[last] += 10 // ranges that end beyond the last octet have no tenth address
+			tenth, _ := netip.AddrFromSlice(first)
+			return ip == tenth
+		}
+	}
+	octets := ip.AsSlice()
+	return len(ranges) == 0 && octets[len(octets)-1] == 10
+}
+
+// successor returns the Service to follow in place of one that is missing or of no use, empty for none: the best with the
+// label, and the default one again when that has gone.
 func (w *Watcher) successor() string {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if w.service() != nil || !w.opts.search {
+	if w.searches() {
+		if rankOf(w.service(), nil) >= rankAddress {
+			return ""
+		}
+	} else {
+		if w.service() == nil && w.opts.search {
+			w.several = ""
+			return w.opts.Service
+		}
 		return ""
 	}
-	if !w.searches() {
-		w.several = ""
-		return w.opts.Service
+	var ranges []netip.Prefix
+	for _, c := range stored[*networkingv1.ServiceCIDR](w.optional.serviceCIDRs) {
+		ranges = append(ranges, parsedPrefixes(c.Spec.CIDRs)...)
 	}
 	var names []string
-	for _, s := range stored[*corev1.Service](w.labelled) {
-		if s.Namespace == w.opts.Namespace && s.Labels[dnsLabel] == dnsLabelValue && s.Name != w.name {
-			names = append(names, s.Name)
+	var best *corev1.Service
+	var bestRank rank
+	for _, s := range w.candidates() {
+		names = append(names, s.Name)
+		r := rankOf(s, ranges)
+		if r >= rankAddress && w.hasCorefile(s.Name) {
+			r++
+		}
+		if r > bestRank {
+			best, bestRank = s, r
 		}
 	}
-	if len(names) == 0 {
-		return ""
-	}
-	slices.Sort(names)
 	w.several = ""
 	if len(names) > 1 {
-		w.several = fmt.Sprintf("several Services have the label %s=%s (%s): %s is followed; name one with --dns-service",
-			dnsLabel, dnsLabelValue, strings.Join(names, ", "), names[0])
+		why := map[rank]string{
+			rankHeadless: "as the first by name", rankAddress: "as the first by name of those with an address",
+			rankNamed:     "since a ConfigMap of its name has a Corefile",
+			rankHandedOut: "since its address is the one that kubelets hand out (the tenth of the Services')",
+			rankBoth:      "since its address is the one that kubelets hand out (the tenth of the Services'), and a ConfigMap of its name has a Corefile",
+		}[bestRank]
+		w.several = fmt.Sprintf("several Services have the label %s=%s (%s): %s is followed, %s; name one with --dns-service",
+			dnsLabel, dnsLabelValue, strings.Join(names, ", "), best.Name, why)
 	}
-	w.log.Info("DNS Service found by its label", zap.String("service", w.opts.Namespace+"/"+names[0]), zap.Strings("candidates", names))
-	return names[0]
+	if best == nil || best.Name == w.name {
+		return ""
+	}
+	w.log.Info("DNS Service found by its label", zap.String("service", w.opts.Namespace+"/"+best.Name), zap.Strings("candidates", names))
+	return best.Name
 }
 
 // serviceIn returns the Service as the informer knows it, nil if it doesn't.

@@ -77,6 +77,10 @@ type Snapshot struct {
 	// understood and is not needed: the endpoints are good without it.
 	Notes []string
 
+	// Problems say, each in one sentence for a person, what keeps names from where
+	// they belong.
+	Problems []string
+
 	// Updated is when this set was last known to be true. While the watches are
 	// open it is the time of the call or of publication; once Stale, it stands
 	// still.
@@ -93,7 +97,7 @@ type Snapshot struct {
 }
 
 // Equal reports whether s and o mean the same: the same endpoints from the same
-// slices, the same Service addresses, zones and notes, the same staleness for the
+// slices, the same Service addresses, zones, notes and problems, the same staleness for the
 // same reason.
 // Updated is not compared.
 func (s Snapshot) Equal(o Snapshot) bool {
@@ -103,7 +107,8 @@ func (s Snapshot) Equal(o Snapshot) bool {
 		slices.Equal(s.ServiceIPs, o.ServiceIPs) &&
 		slices.Equal(s.Zones, o.Zones) &&
 		s.Service == o.Service &&
-		slices.Equal(s.Notes, o.Notes)
+		slices.Equal(s.Notes, o.Notes) &&
+		slices.Equal(s.Problems, o.Problems)
 }
 
 // TCP returns where the endpoints are asked over TCP that have a port of its own for it, by Address.

@@ -211,7 +211,7 @@ func TestOptionalSources(t *testing.T) {
 		notes []string
 	}{
 		"all forbidden": {forbid("configmaps", "servicecidrs", "nodes"), nil, []string{
-			"not allowed to read configmaps: the zones of the Corefile are not known; apply the RBAC manifest",
+			"not allowed to read configmaps coredns: the zones of the Corefile are not known; apply the RBAC manifest",
 			"not allowed to read servicecidrs", "not allowed to read nodes: the reverse zones of pods",
 		}},
 		"nodes forbidden": {forbid("nodes"), []string{"cluster.local", "21.172.in-addr.arpa"}, []string{"not allowed to read nodes"}},
@@ -255,20 +255,20 @@ func TestOptionalSources(t *testing.T) {
 func TestSettle(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWatcher(newCluster(t), Options{}.withDefaults(), "apiserver fake", defaultTimeouts)
-		o, err := w.newOptionals(DefaultService)
+		i, err := newOptional(serviceCIDRRequest(w.api, w.timeouts, w.health), &networkingv1.ServiceCIDR{}, w.look)
 		if err != nil {
 			t.Fatal(err)
 		}
 		start := time.Now()
-		o.settle(t.Context(), 5*time.Second)
+		settle(t.Context(), start.Add(5*time.Second), []informer{i, i})
 		if d := time.Since(start); d != 5*time.Second {
 			t.Errorf("waited %v", d)
 		}
 		failed := make(chan struct{})
 		close(failed)
-		o.configMaps.failed, o.serviceCIDRs.failed, o.nodes.failed = failed, failed, failed
+		i.failed = failed
 		start = time.Now()
-		o.settle(t.Context(), 5*time.Second)
+		settle(t.Context(), start.Add(5*time.Second), []informer{i, i})
 		if d := time.Since(start); d != 0 {
 			t.Errorf("waited %v for what has failed", d)
 		}
@@ -328,6 +328,7 @@ func TestSeveralServicesByLabel(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		other := dnsService("b-dns")
 		c := newCluster(t, other, dnsService("a-dns"), of("a-dns", slice("a", ready("172.20.0.2"))), of("b-dns", slice("b", ready("172.20.0.3"))))
+		c.must(c.CoreV1().ConfigMaps(DefaultNamespace).Create(t.Context(), configMap(DefaultConfigMap, kubeadmCorefile), metav1.CreateOptions{}))
 		s := run(t, c).next(t)
 		want(t, s, false, "172.20.0.2:53")
 		wantNotes(t, s, "several Services have the label k8s-app=kube-dns (a-dns, b-dns): a-dns is followed")
@@ -383,7 +384,7 @@ func TestPreferences(t *testing.T) {
 		}
 		node := nodes("")[0]
 		node.Labels = map[string]string{corev1.LabelTopologyZone: "east"}
-		c := newCluster(t, kubeDNS("172.21.0.10"), node,
+		c := newCluster(t, kubeDNS("172.21.0.10"), node, configMap(DefaultConfigMap, kubeadmCorefile),
 			slice("a", on(ready("172.20.0.1"), "n0", "east"), on(ready("172.20.0.2"), "n1", "east"), on(ready("172.20.0.3"), "n2", "west")))
 		near := runWith(t, c, Options{Prefer: PreferNode, NodeName: "n0", NoPodCIDRs: true})
 		zonal := runWith(t, c, Options{Prefer: PreferZone, NodeName: "n0", NoPodCIDRs: true})
@@ -439,7 +440,8 @@ func manifestRules(t *testing.T) map[string][]rule {
 // manifest, and every rule is for a request.
 func TestManifestAllowsWhatIsAsked(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		c := newCluster(t, kubeDNS("172.21.0.10"), slice("a", ready("172.20.0.2")), configMap(DefaultConfigMap, kubeadmCorefile))
+		c := newCluster(t, selecting(kubeDNS("172.21.0.10")), slice("a", ready("172.20.0.2")), configMap(DefaultConfigMap, kubeadmCorefile),
+			configMap("coredns-custom", ""), daemonSet("coredns", mounting("coredns", "/etc/coredns"), mounting("coredns-custom", "/etc/coredns/custom")))
 		run(t, c).next(t)
 		rules := manifestRules(t)
 		used := make(map[string]bool)

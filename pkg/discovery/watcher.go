@@ -42,9 +42,7 @@ type Watcher struct {
 	ports   []uint16  // of the last endpoints that there were
 	session           // what is followed now
 
-	corefile   *corefile         // the last good one, nil if there was none
-	parsed     *corev1.ConfigMap // what was parsed last, good or not
-	parseError error
+	corefile readCorefile
 }
 
 // New finds the kubeconfig and prepares a Watcher. It reads files but does not
@@ -105,6 +103,7 @@ func newWatcher(c kubernetes.Interface, o Options, where string, t timeouts) *Wa
 		stopped:  make(chan struct{}),
 		synced:   make(chan struct{}),
 		ready:    make(chan struct{}),
+		corefile: readCorefile{gone: make(map[string]bool)},
 	}
 	w.health = newHealth(w.log, w.look)
 	return w
@@ -186,7 +185,7 @@ func (w *Watcher) build() Snapshot {
 	zones := w.zones(w.ports)
 	next := Snapshot{
 		Endpoints: endpoints, Updated: w.health.confirmedAt(),
-		Zones: zones.zones, Notes: zones.notes, Service: w.opts.Namespace + "/" + w.name,
+		Zones: zones.zones, Notes: zones.notes, Problems: zones.problems, Service: w.opts.Namespace + "/" + w.name,
 	}
 	switch {
 	case service == nil:

@@ -18,6 +18,9 @@ type Zone struct {
 
 	// Source says for a person where it is from, as in "Corefile kube-system/coredns".
 	Source string
+
+	// Cluster marks a zone of CoreDNS's plugin for the cluster itself. Others are what a Corefile serves beside it.
+	Cluster bool
 }
 
 // Reverse reports whether the zone holds names of addresses (RFC 1035 section 3.5,
@@ -27,16 +30,31 @@ func (z Zone) Reverse() bool { return below(z.Name, "in-addr.arpa") || below(z.N
 // zoneSet collects zones and what is to be said about them. The first one who
 // names a zone is its source.
 type zoneSet struct {
-	zones []Zone
-	notes []string
+	zones    []Zone
+	seen     map[string]struct{}
+	notes    []string
+	problems []string
 }
 
-func (s *zoneSet) add(source string, names ...string) {
+func (s *zoneSet) add(source string, names ...string) { s.append(source, false, names) }
+
+// addCluster adds zones of the cluster itself.
+func (s *zoneSet) addCluster(source string, names ...string) { s.append(source, true, names) }
+
+func (s *zoneSet) append(source string, cluster bool, names []string) {
+	if s.seen == nil {
+		s.seen = make(map[string]struct{})
+	}
 	for _, name := range names {
-		if !slices.ContainsFunc(s.zones, func(z Zone) bool { return z.Name == name }) {
-			s.zones = append(s.zones, Zone{Name: name, Source: source})
+		if _, ok := s.seen[name]; !ok {
+			s.seen[name] = struct{}{}
+			s.zones = append(s.zones, Zone{Name: name, Source: source, Cluster: cluster})
 		}
 	}
+}
+
+func (s *zoneSet) problem(format string, arguments ...any) {
+	s.problems = append(s.problems, fmt.Sprintf(format, arguments...))
 }
 
 func (s *zoneSet) note(format string, arguments ...any) {

@@ -91,8 +91,8 @@ func TestPodCIDRs(t *testing.T) {
 	var s zoneSet
 	s.addPodCIDRs(nodes("172.20.0.0/24 fd00:20::/64", "172.20.1.0/24", "", "bad"))
 	want := []Zone{
-		{"0.20.172.in-addr.arpa", "podCIDRs of nodes"}, {"1.20.172.in-addr.arpa", "podCIDRs of nodes"},
-		{"0.0.0.0.0.0.0.0.0.2.0.0.0.0.d.f.ip6.arpa", "podCIDRs of nodes"},
+		{"0.20.172.in-addr.arpa", "podCIDRs of nodes", false}, {"1.20.172.in-addr.arpa", "podCIDRs of nodes", false},
+		{"0.0.0.0.0.0.0.0.0.2.0.0.0.0.d.f.ip6.arpa", "podCIDRs of nodes", false},
 	}
 	if d := cmp.Diff(want, s.zones); d != "" || len(s.notes) > 0 {
 		t.Errorf("notes %v, zones -want +got:\n%s", s.notes, d)
