@@ -83,6 +83,9 @@ the host has now. Returns when the host resolves through it; the daemon stays in
 		}
 		fmt.Fprintf(cmd.OutOrStdout(), "attached: %d zones to %d endpoints, all other names %s\n",
 			len(report.Zones), len(report.Endpoints), others)
+		if report.Shared != nil {
+			fmt.Fprintln(cmd.OutOrStdout(), "KubeSwitch:", report.Shared)
+		}
 		return nil
 	}
 	return cmd

@@ -134,11 +134,8 @@ func (s *settings) addAttachFlags() {
 	s.list("pod-cidr", "range of Pod addresses, `PREFIX`, whose reverse zones are the cluster's too, in place of the nodes' podCIDRs; may be repeated", func(c *config.Config, texts []string) error {
 		return parseAll(&c.PodCIDRs, texts, parsePrefix)
 	})
-	s.text("kubeswitch-address", "", "this host's `IP` on the KubeSwitch (default "+config.DefaultKubeSwitchAddress.String()+" if an interface has it)",
-		func(c *config.Config, text string) (err error) {
-			c.KubeSwitchAddress, err = parseAddress(text)
-			return err
-		})
+	s.text("kubeswitch-address", "", "this host's `IP` on the KubeSwitch, or none (default "+config.DefaultKubeSwitchAddress.String()+" when an interface has it)",
+		func(c *config.Config, text string) error { return c.SetKubeSwitch(text) })
 	s.list("allow", "`PREFIX` that may ask at the KubeSwitch address; may be repeated (default: the subnets of its interface)", func(c *config.Config, texts []string) error {
 		return parseAll(&c.Allowed, texts, parsePrefix)
 	})

@@ -88,6 +88,7 @@ type Config struct {
 	ServiceCIDRs       []netip.Prefix     `yaml:"serviceCIDRs" json:"serviceCIDRs,omitempty"`
 	PodCIDRs           []netip.Prefix     `yaml:"podCIDRs" json:"podCIDRs,omitempty"`
 	KubeSwitchAddress  netip.Addr         `yaml:"kubeswitchAddress" json:"kubeswitchAddress,omitzero"`
+	NoKubeSwitch       bool               `yaml:"-" json:"noKubeSwitch,omitempty"` // kubeswitchAddress: none
 	Upstreams          []netip.AddrPort   `yaml:"upstreams" json:"upstreams,omitempty"`
 	Allowed            []netip.Prefix     `yaml:"allowed" json:"allowed,omitempty"`
 	Pods               []string           `yaml:"pods" json:"pods,omitempty"`
@@ -121,10 +122,11 @@ func Default() Config {
 		ServiceCIDRs:       nil,          // discovered
 		PodCIDRs:           nil,          // discovered
 		KubeSwitchAddress:  netip.Addr{}, // DefaultKubeSwitchAddress if an interface has it
-		Upstreams:          nil,          // the host's own
-		Allowed:            nil,          // the KubeSwitch interface's own subnets
-		Pods:               nil,          // pods are left alone
-		ClusterDNS:         nil,          // discovered
+		NoKubeSwitch:       false,
+		Upstreams:          nil, // the host's own
+		Allowed:            nil, // the KubeSwitch interface's own subnets
+		Pods:               nil, // pods are left alone
+		ClusterDNS:         nil, // discovered
 		Resolver:           ResolverTakeover,
 		OnForeignChange:    ChangeRetake,
 		InPlace:            false, // a resolver file that can't be renamed is refused
@@ -190,6 +192,20 @@ func (c Config) Validate() error {
 			return fmt.Errorf("%s %q: %w: give an absolute path", key, file, ErrInvalid)
 		}
 	}
+	return nil
+}
+
+// SetKubeSwitch sets the KubeSwitch address to an IP, or to none.
+func (c *Config) SetKubeSwitch(text string) error {
+	if text == "none" {
+		c.KubeSwitchAddress, c.NoKubeSwitch = netip.Addr{}, true
+		return nil
+	}
+	address, err := netip.ParseAddr(text)
+	if err != nil {
+		return fmt.Errorf("%q: %w: write an IP address, or none", text, ErrInvalid)
+	}
+	c.KubeSwitchAddress, c.NoKubeSwitch = address.Unmap(), false
 	return nil
 }
 

@@ -173,6 +173,7 @@ logLevel: debug
 				ResolvConf: "/run/resolv.conf", StateDir: "/run/state", RunDir: "/run/run", BPFFS: "/run/bpf", LogLevel: "debug",
 			}
 		}},
+		"no KubeSwitch": {"kubeswitchAddress: none\n", func(c *Config) { c.NoKubeSwitch = true }},
 	} {
 		t.Run(name, func(t *testing.T) {
 			want := Default()

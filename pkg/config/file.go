@@ -29,7 +29,7 @@ type fileConfig struct {
 	Zones              []string            `yaml:"zones"`
 	ServiceCIDRs       []prefixText        `yaml:"serviceCIDRs"`
 	PodCIDRs           []prefixText        `yaml:"podCIDRs"`
-	KubeSwitchAddress  *addressText        `yaml:"kubeswitchAddress"`
+	KubeSwitchAddress  *kubeSwitchText     `yaml:"kubeswitchAddress"`
 	Upstreams          []serverText        `yaml:"upstreams"`
 	Allowed            []prefixText        `yaml:"allowed"`
 	Pods               []string            `yaml:"pods"`
@@ -53,6 +53,8 @@ type (
 	prefixText   netip.Prefix
 	addressText  netip.Addr
 	durationText time.Duration
+
+	kubeSwitchText string
 )
 
 func (s *serverText) UnmarshalYAML(node *yaml.Node) error {
@@ -79,6 +81,14 @@ func (a *addressText) UnmarshalYAML(node *yaml.Node) error {
 		return atLine(node, fmt.Errorf("%q: %w: write an IP address", node.Value, ErrInvalid))
 	}
 	*a = addressText(address)
+	return nil
+}
+
+func (k *kubeSwitchText) UnmarshalYAML(node *yaml.Node) error {
+	*k = kubeSwitchText(node.Value)
+	if err := new(Config).SetKubeSwitch(node.Value); err != nil {
+		return atLine(node, err)
+	}
 	return nil
 }
 
@@ -181,7 +191,7 @@ func (f fileConfig) apply(c *Config) {
 		c.Linger = time.Duration(*f.Linger)
 	}
 	if f.KubeSwitchAddress != nil {
-		c.KubeSwitchAddress = netip.Addr(*f.KubeSwitchAddress).Unmap()
+		_ = c.SetKubeSwitch(string(*f.KubeSwitchAddress)) // it was valid when it was read
 	}
 	if f.Zones != nil {
 		c.Zones = f.Zones

@@ -74,19 +74,14 @@ func (d *Daemon) check(ctx context.Context) (discovery.Snapshot, error) {
 			return none, err
 		}
 	}
+	if err := d.openForwarder(ctx); err != nil {
+		return none, err
+	}
 	if err := d.inspectResolver(); err != nil {
 		return none, err
 	}
 	var err error
 	if d.routing, err = d.newRouting(d.config); err != nil {
-		return none, err
-	}
-	server, err := forwarder.New(forwarder.Options{Listen: d.listen, Logger: d.log.Named("forwarder")})
-	if err != nil {
-		return none, err
-	}
-	d.forwarder = server
-	if err := d.inherit(); err != nil {
 		return none, err
 	}
 	if d.predecessor == nil {
@@ -104,6 +99,22 @@ func (d *Daemon) check(ctx context.Context) (discovery.Snapshot, error) {
 	return snapshot, err
 }
 
+// openForwarder makes the forwarder for those addresses that it can have, with the sockets of a daemon that lingers.
+func (d *Daemon) openForwarder(ctx context.Context) error {
+	sockets, addresses, err := d.inherit()
+	if err != nil {
+		return err
+	}
+	if err = d.avoidTaken(ctx, addresses); err == nil {
+		d.forwarder, err = forwarder.New(forwarder.Options{Listen: d.listen, Logger: d.log.Named("forwarder")})
+	}
+	if err != nil {
+		return errors.Join(err, closeAll(sockets))
+	}
+	d.forwarder.Adopt(sockets)
+	return nil
+}
+
 // listenWith begins to forward, cluster names to the endpoints of a snapshot.
 func (d *Daemon) listenWith(ctx context.Context, snapshot discovery.Snapshot) error {
 	if err := d.forwarder.SetRoutes(d.routes(d.routing.zonesOf(snapshot), snapshot.Addresses(), snapshot)); err != nil {
@@ -114,9 +125,14 @@ func (d *Daemon) listenWith(ctx context.Context, snapshot discovery.Snapshot) er
 
 // inspectResolver looks at the resolver's state and judges whether it is fit for what is to be done with it.
 func (d *Daemon) inspectResolver() error {
+	own := d.ownAddresses()
+	if d.holder.name != "" && d.config.Resolver == config.ResolverTakeover {
+		// Who has the port there asks the servers of the resolver file, and so us.
+		own = append(own, d.kubeSwitch)
+	}
 	manager, err := resolvconf.New(resolvconf.Options{
 		Path: d.config.ResolvConf, StateDir: d.config.StateDir, Journal: d.journal,
-		Logger: d.log.Named("resolver"), Listen: d.ownAddresses(), Version: d.version,
+		Logger: d.log.Named("resolver"), Listen: own, Version: d.version,
 	})
 	if err != nil {
 		return err

@@ -64,9 +64,10 @@ type Daemon struct {
 	forwarder *forwarder.Server
 	datapath  *datapath.Datapath // nil without BPF
 
-	listen   []netip.AddrPort
-	reloads  chan *reload
-	detaches chan time.Duration // each how long to linger
+	listen     []netip.AddrPort
+	kubeSwitch netip.Addr // this host's address on it; invalid: none
+	reloads    chan *reload
+	detaches   chan time.Duration // each how long to linger
 
 	health *health
 	guard  *guard // nil where the resolver file is left alone
@@ -82,8 +83,10 @@ type Daemon struct {
 	network    network
 	// resolvers are the host's own, on loopback, that queries are steered past. None but in transparent mode.
 	resolvers []netip.Addr
-	started   time.Time
-	problems  map[string]string // by what they concern
+	// holder is the other server at the KubeSwitch address, if it is shared.
+	holder   portHolder
+	started  time.Time
+	problems map[string]string // by what they concern
 }
 
 // CheckPrivilege fails if this process can't change the host. The verb is the command that wants to.
@@ -247,6 +250,7 @@ func (d *Daemon) serve(ctx context.Context) error {
 		case <-beat.C:
 			d.beat()
 			d.followResolver()
+			d.followHolder()
 			d.guard.beat()
 			resolver.check()
 		case <-d.guard.awakened():

@@ -55,7 +55,7 @@ func Doctor(ctx context.Context, c config.Config) diagnose.Examination {
 	host := diagnose.Host{
 		ResolvConf: c.ResolvConf, PodFile: filepath.Join(c.StateDir, resolvconf.KubeletFile),
 		Servers: func(content []byte) []netip.Addr { return resolvconf.Parse(content).Nameservers },
-		Ours:    func(pid int) bool { return isDaemon(pid) || isGuardian(pid) },
+		Ours:    isOurs,
 	}
 	looks := append(host.Looks(),
 		diagnose.Look{Name: "the daemon and the resolver file", Do: func(ctx context.Context) func(*diagnose.Facts) { return lookAtAttachment(ctx, c) }},
@@ -90,6 +90,9 @@ func lookAtAttachment(ctx context.Context, c config.Config) func(*diagnose.Facts
 			attachment.Served = append(attachment.Served, parsed)
 		}
 	}
+	if report.Shared != nil {
+		attachment.KubeSwitch, _ = netip.ParseAddrPort(report.Shared.Address)
+	}
 	var unseen []string
 	if len(attachment.Served) == 0 {
 		d := New(c, "", zap.NewNop())
@@ -97,6 +100,9 @@ func lookAtAttachment(ctx context.Context, c config.Config) func(*diagnose.Facts
 			unseen = append(unseen, err.Error())
 		}
 		attachment.Served = d.listen
+		if d.kubeSwitch.IsValid() {
+			attachment.KubeSwitch = netip.AddrPortFrom(d.kubeSwitch, config.DNSPort)
+		}
 	}
 	journal, resolver := lookAtResolver(c, report, attachment.Served)
 	if err != nil && journal.Err == "" {

@@ -29,8 +29,8 @@ func (d *Daemon) program(snapshot discovery.Snapshot) error {
 	if err := d.forwarder.SetRoutes(d.routes(n.zones, n.addresses(endpoint.lives), snapshot)); err != nil {
 		return err
 	}
-	if address, ok := d.kubeSwitchAddress(); ok && n.clients.Index != 0 {
-		d.forwarder.SetPermitted(map[netip.Addr][]netip.Prefix{address: n.allowed})
+	if n.clients.Index != 0 {
+		d.forwarder.SetPermitted(map[netip.Addr][]netip.Prefix{d.kubeSwitch: n.allowed})
 	}
 	if d.datapath != nil {
 		if err := d.programDatapath(n); err != nil {
@@ -91,7 +91,7 @@ func (d *Daemon) programDatapath(n network) error {
 	})
 	attachments := union(n.attachments(), old)
 	delete(d.problems, "guard")
-	if n.clients.Index != 0 {
+	if n.clients.Index != 0 && !d.sharesKubeSwitch() {
 		guard, err := d.datapath.TryGuard(n.clients.Name, n.clients.Index)
 		if err != nil {
 			d.log.Warn("no source check in the kernel, the forwarder checks what reaches it", zap.Error(err))
@@ -142,17 +142,19 @@ func (d *Daemon) findListeners() error {
 		}
 	}
 
-	address := d.config.KubeSwitchAddress
-	wanted := address.IsValid()
-	if !wanted {
-		address = config.DefaultKubeSwitchAddress
+	if d.config.NoKubeSwitch {
+		return nil
 	}
-	_, err := netdev.InterfaceOf(address)
+	wanted := d.config.KubeSwitchAddress.IsValid()
+	if d.kubeSwitch = config.DefaultKubeSwitchAddress; wanted {
+		d.kubeSwitch = d.config.KubeSwitchAddress
+	}
+	_, err := netdev.InterfaceOf(d.kubeSwitch)
 	switch {
 	case err == nil:
-		d.listen = append(d.listen, netip.AddrPortFrom(address, config.DNSPort))
+		d.listen = append(d.listen, netip.AddrPortFrom(d.kubeSwitch, config.DNSPort))
 	case wanted || !errors.Is(err, netdev.ErrNoInterface):
-		return fmt.Errorf("KubeSwitch address %s: %w: set the address up, or name another with --kubeswitch-address", address, err)
+		return fmt.Errorf("KubeSwitch address %s: %w: set the address up, or name another with --kubeswitch-address, or none", d.kubeSwitch, err)
 	}
 	return nil
 }

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"syscall"
@@ -63,28 +64,26 @@ func (l *lingerer) ask(do string) (reply lingerReply, fds []int, err error) {
 	return reply, fds, err
 }
 
-// inherit gives the forwarder the sockets of a daemon that lingers, if there is one. That goes on serving them until
-// told that they are taken, and for good if it never is.
-func (d *Daemon) inherit() (err error) {
+// inherit returns the sockets of a daemon that lingers, if there is one, and their addresses. That daemon goes on serving
+// them until told that they are taken, and for good if it never is.
+func (d *Daemon) inherit() (sockets []forwarder.Sockets, addresses []netip.AddrPort, err error) {
 	l, err := dialLingerer(d.config.RunDir)
 	if l == nil || err != nil {
-		return err
+		return nil, nil, err
 	}
-	_, fds, err := l.ask(lingerSockets)
+	reply, fds, err := l.ask(lingerSockets)
 	if errors.Is(err, io.EOF) {
 		l.close() // it has just ended
-		return nil
+		return nil, nil, nil
 	}
 	if err == nil {
-		var sockets []forwarder.Sockets
 		if sockets, err = adopt(fds); err == nil {
-			d.forwarder.Adopt(sockets)
 			d.predecessor = l
-			return nil
+			return sockets, reply.Listen, nil
 		}
 	}
 	l.close()
-	return fmt.Errorf("take over from process %d, which lingers after a detach: %w: end it with k2s-dnsbpf detach --linger 0", l.pid, err)
+	return nil, nil, fmt.Errorf("take over from process %d, which lingers after a detach: %w: end it with k2s-dnsbpf detach --linger 0", l.pid, err)
 }
 
 // succeed tells the daemon that lingered, if one did, that its sockets are served now. The caller holds the lock.
@@ -176,6 +175,13 @@ func duplicate(socket syscall.Conn) (fd int, err error) {
 	return fd, errors.Join(err, dupErr)
 }
 
+func closeAll(all []forwarder.Sockets) (err error) {
+	for _, sockets := range all {
+		err = errors.Join(err, sockets.UDP.Close(), sockets.TCP.Close())
+	}
+	return err
+}
+
 // adopt makes sockets of descriptors, UDP before TCP of each address. It closes the descriptors in any case.
 func adopt(fds []int) (all []forwarder.Sockets, err error) {
 	files := make([]*os.File, len(fds))
@@ -185,9 +191,7 @@ func adopt(fds []int) (all []forwarder.Sockets, err error) {
 	}
 	defer func() {
 		if err != nil {
-			for _, sockets := range all {
-				_ = errors.Join(sockets.UDP.Close(), sockets.TCP.Close())
-			}
+			_ = closeAll(all)
 		}
 	}()
 	for i := 0; i+1 < len(files); i += 2 {

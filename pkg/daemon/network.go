@@ -68,11 +68,10 @@ func (d *Daemon) lookAround(snapshot discovery.Snapshot) (n network, err error) 
 			n.clusterDNS = snapshot.ServiceIPs
 		}
 	}
-	address, ok := d.kubeSwitchAddress()
-	if !ok {
+	if !d.kubeSwitch.IsValid() {
 		return n, nil
 	}
-	n.clients, err = netdev.InterfaceOf(address)
+	n.clients, err = netdev.InterfaceOf(d.kubeSwitch)
 	if errors.Is(err, netdev.ErrNoInterface) {
 		// Gone for now; the address is looked for again with every change of interfaces.
 		return n, nil
@@ -230,16 +229,6 @@ func (n network) replyVia() map[uint32]uint32 {
 	return via
 }
 
-// kubeSwitchAddress is the one address among the listeners that is not a loopback address.
-func (d *Daemon) kubeSwitchAddress() (netip.Addr, bool) {
-	for _, address := range d.listen {
-		if !address.Addr().IsLoopback() {
-			return address.Addr(), true
-		}
-	}
-	return netip.Addr{}, false
-}
-
 // kernelListeners gives each intercepted address its scope.
 func (d *Daemon) kernelListeners(n network) []datapath.Listener {
 	listeners := make([]datapath.Listener, 0, len(d.listen)+len(n.clusterDNS)+len(n.resolvers))
@@ -249,6 +238,11 @@ func (d *Daemon) kernelListeners(n network) []datapath.Listener {
 			scope = datapath.ScopeHost
 		}
 		listeners = append(listeners, datapath.Listener{Address: address, Scope: scope})
+	}
+	if d.sharesKubeSwitch() && n.clients.Index != 0 { // elsewhere it is another host's
+		listeners = append(listeners, datapath.Listener{
+			Address: netip.AddrPortFrom(d.kubeSwitch, config.DNSPort), Scope: datapath.ScopeShared,
+		})
 	}
 	for _, address := range n.clusterDNS {
 		listeners = append(listeners, datapath.Listener{

@@ -205,31 +205,40 @@ func TestKernelListeners(t *testing.T) {
 	for _, c := range []struct {
 		name   string
 		listen []netip.AddrPort
+		shared bool
 		n      network
 		want   []datapath.Listener
 	}{
-		{"host", []netip.AddrPort{loopback, loopback6v}, network{}, []datapath.Listener{
+		{"host", []netip.AddrPort{loopback, loopback6v}, false, network{}, []datapath.Listener{
 			{Address: loopback, Scope: datapath.ScopeHost}, {Address: loopback6v, Scope: datapath.ScopeHost},
 		}},
-		{"all", []netip.AddrPort{loopback, kubeSwitch}, network{clusterDNS: []netip.Addr{service}}, []datapath.Listener{
+		{"all", []netip.AddrPort{loopback, kubeSwitch}, false, network{clusterDNS: []netip.Addr{service}}, []datapath.Listener{
 			{Address: loopback, Scope: datapath.ScopeHost}, {Address: kubeSwitch, Scope: datapath.ScopeKubeSwitch},
 			{Address: netip.AddrPortFrom(service, 53), Scope: datapath.ScopePod},
 		}},
-		{"transparent", []netip.AddrPort{kubeSwitch}, network{resolvers: []netip.Addr{loopback6, stub}}, []datapath.Listener{
+		{"transparent", []netip.AddrPort{kubeSwitch}, false, network{resolvers: []netip.Addr{loopback6, stub}}, []datapath.Listener{
 			{Address: kubeSwitch, Scope: datapath.ScopeKubeSwitch},
 			{Address: loopback6v, Scope: datapath.ScopeTransparent},
 			{Address: netip.AddrPortFrom(stub, 53), Scope: datapath.ScopeTransparent},
+		}},
+		{"another server at the KubeSwitch address", []netip.AddrPort{loopback}, true, network{clients: netdev.Interface{Index: 3}}, []datapath.Listener{
+			{Address: loopback, Scope: datapath.ScopeHost}, {Address: kubeSwitch, Scope: datapath.ScopeShared},
+		}},
+		{"the KubeSwitch address on another host", []netip.AddrPort{loopback}, true, network{}, []datapath.Listener{
+			{Address: loopback, Scope: datapath.ScopeHost},
 		}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			d := New(config.Default(), "", zap.NewNop())
 			d.listen = c.listen
+			if c.shared || slices.Contains(c.listen, kubeSwitch) {
+				d.kubeSwitch = kubeSwitch.Addr()
+			}
 			if got := d.kernelListeners(c.n); !slices.Equal(got, c.want) {
 				t.Errorf("listeners %v, want %v", got, c.want)
 			}
-			address, ok := d.kubeSwitchAddress()
-			if want := slices.Contains(c.listen, kubeSwitch); ok != want || ok && address != kubeSwitch.Addr() {
-				t.Errorf("KubeSwitch address %v, %v", address, ok)
+			if got := d.sharesKubeSwitch(); got != c.shared {
+				t.Errorf("shared: %v, want %v", got, c.shared)
 			}
 		})
 	}

@@ -79,7 +79,11 @@ func (d *Daemon) describe(n network) (lines []string) {
 			say("attach %s", attachment)
 		}
 		if n.clients.Index != 0 {
-			say("let only %s ask on %s", n.allowed, n.clients.Name)
+			what := ""
+			if d.sharesKubeSwitch() {
+				what = " for cluster names"
+			}
+			say("let only %s ask%s on %s", n.allowed, what, n.clients.Name)
 		}
 	}
 	for _, zone := range n.zones {
@@ -94,6 +98,9 @@ func (d *Daemon) describe(n network) (lines []string) {
 	}
 	for _, resolver := range n.resolvers {
 		say("steer cluster names that are asked by UDP at %s, leave all else to the resolver there", resolver)
+	}
+	if shared := d.shared(n); shared != nil {
+		say("%s", shared)
 	}
 	if d.isTransparent() {
 		for _, limit := range config.TransparentLimits() {

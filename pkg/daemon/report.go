@@ -38,7 +38,7 @@ func (d *Daemon) report() status.Report {
 		Kubeconfig: d.routing.kubeconfig,
 		Discovery:  d.discoveryReport(time.Now()),
 	}
-	for _, about := range []string{"resolver", "transparent", "endpoints", "zones", "guard"} {
+	for _, about := range []string{"resolver", "transparent", "endpoints", "zones", "guard", "kubeswitch"} {
 		if problem, ok := d.problems[about]; ok {
 			report.Problems = append(report.Problems, problem)
 		}
@@ -80,9 +80,10 @@ func (d *Daemon) report() status.Report {
 	if empty := report.Discovery; len(report.Endpoints) == 0 && !empty.Stale && empty.Reason != "" {
 		report.Problems = append(report.Problems, empty.Reason+": cluster names are answered SERVFAIL")
 	}
-	if address, ok := d.kubeSwitchAddress(); ok && d.network.clients.Index == 0 {
-		report.Problems = append(report.Problems, "no interface has the KubeSwitch address "+address.String()+": workers are not answered")
+	if d.kubeSwitch.IsValid() && d.network.clients.Index == 0 && !d.sharesKubeSwitch() {
+		report.Problems = append(report.Problems, "no interface has the KubeSwitch address "+d.kubeSwitch.String()+": workers are not answered")
 	}
+	report.Shared = d.shared(d.network)
 	fillLoop(&report, stats.LastLoop)
 	var problem string
 	if report.Guardian, problem = d.guard.report(); problem != "" {

@@ -1,6 +1,9 @@
 package diagnose
 
-import "net/netip"
+import (
+	"fmt"
+	"net/netip"
+)
 
 // Facts are all that doctor judges by. The zero value of each says that there is nothing.
 type Facts struct {
@@ -36,6 +39,9 @@ type Attachment struct {
 	BPF      bool
 	// Served are the addresses of the forwarder, as it is or as it would be.
 	Served []netip.AddrPort
+	// KubeSwitch is where cluster names are steered past a server that has the port, or are where one has it; the zero
+	// value without.
+	KubeSwitch netip.AddrPort
 	// Loop is the last query that came back to the forwarder, "" if none did.
 	Loop string
 }
@@ -88,12 +94,21 @@ type Process struct {
 	Name string
 }
 
+// String names a process as a person would.
+func (p Process) String() string { return fmt.Sprintf("%s, process %d", p.Name, p.PID) }
+
 // Socket is one that listens on the DNS port.
 type Socket struct {
 	Protocol string // udp or tcp
 	Address  netip.AddrPort
 	Owner    Process // PID 0: could not be seen
 	Ours     bool
+}
+
+// Takes reports whether the socket gets what comes to an address of this host. One on :: gets IPv4 too.
+func (s Socket) Takes(address netip.AddrPort) bool {
+	a := s.Address.Addr()
+	return address.Port() == s.Address.Port() && (a == address.Addr() || a.IsUnspecified() && (a.Is6() || address.Addr().Is4()))
 }
 
 // Kubelet is one kubelet, or what has it inside, and the file that it hands to pods.

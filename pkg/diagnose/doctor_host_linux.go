@@ -251,6 +251,13 @@ func (h Host) processes() []process {
 // sockets finds who listens on port 53 in this network namespace, proc_pid_net(5): the socket's inode is found among
 // the descriptors of a process.
 func (h Host) sockets() func(*Facts) {
+	sockets := h.DNSSockets()
+	return func(f *Facts) { f.Sockets = sockets }
+}
+
+// DNSSockets lists the sockets on port 53, those bound by UDP and those that listen by TCP, with their processes as far as
+// they can be seen.
+func (h Host) DNSSockets() []Socket {
 	byInode := make(map[string]Socket)
 	for _, table := range []struct{ file, protocol, state string }{
 		{"udp", "udp", "07"}, {"udp6", "udp", "07"}, {"tcp", "tcp", "0A"}, {"tcp6", "tcp", "0A"},
@@ -278,7 +285,7 @@ func (h Host) sockets() func(*Facts) {
 	slices.SortFunc(out, func(a, b Socket) int {
 		return strings.Compare(a.Protocol+a.Address.String(), b.Protocol+b.Address.String())
 	})
-	return func(f *Facts) { f.Sockets = out }
+	return out
 }
 
 func (h Host) ownSockets(p process, byInode map[string]Socket) {

@@ -62,14 +62,6 @@ func checkGuardian(f Facts) []Finding {
 	}}
 }
 
-// takes reports whether a socket gets what comes to one of the addresses that we serve. One on :: gets IPv4 too.
-func (f Facts) takes(s Socket) bool {
-	a := s.Address.Addr()
-	return slices.ContainsFunc(f.Attachment.Served, func(served netip.AddrPort) bool {
-		return served.Port() == s.Address.Port() && (a == served.Addr() || a.IsUnspecified() && (a.Is6() || served.Addr().Is4()))
-	})
-}
-
 func checkPort53(f Facts) []Finding {
 	var out []Finding
 	own := 0
@@ -78,22 +70,30 @@ func checkPort53(f Facts) []Finding {
 			own++
 			continue
 		}
-		if !f.takes(s) {
+		onLoopback := slices.ContainsFunc(f.Attachment.Served, func(served netip.AddrPort) bool {
+			return served != f.Attachment.KubeSwitch && s.Takes(served)
+		})
+		onKubeSwitch := s.Takes(f.Attachment.KubeSwitch)
+		if !onLoopback && !onKubeSwitch {
 			continue
 		}
 		if s.Owner.PID == 0 && f.Attachment.Alive {
 			return unknown("whose sockets are on port 53 can't be seen")
 		}
-		owner := fmt.Sprintf("%s, process %d", s.Owner.Name, s.Owner.PID)
+		owner := s.Owner.String()
 		if s.Owner.PID == 0 {
 			owner = "a process that can't be seen from here"
 		}
-		finding := Finding{
-			Result: Fail, Says: fmt.Sprintf("%s/%s is taken by %s", s.Address, s.Protocol, owner),
-			Consequence: "attach can't listen there, and refuses", Fix: "stop it or move it to another address; or --resolver transparent leaves it in charge",
-		}
-		if f.Attachment.Alive {
-			finding.Consequence = "queries there may come to it and not to us"
+		finding := Finding{Result: Fail, Says: fmt.Sprintf("%s/%s is taken by %s", s.Address, s.Protocol, owner)}
+		switch {
+		case !onLoopback && f.Attachment.BPF:
+			finding.Result, finding.Says = OK, finding.Says+": it keeps it, and cluster names that are asked there by UDP are steered past it"
+		case !onLoopback:
+			finding.Result, finding.Says = OK, finding.Says+": it keeps it, and what is asked there is its own"
+		case f.Attachment.Alive:
+			finding.Consequence, finding.Fix = "queries there may come to it and not to us", "stop it"
+		default:
+			finding.Consequence, finding.Fix = "attach can't listen there, and refuses", f.loopbackFix()
 		}
 		out = append(out, finding)
 	}
@@ -104,6 +104,14 @@ func checkPort53(f Facts) []Finding {
 		return ok("the forwarder has %d sockets", own)
 	}
 	return ok("port 53 is free on %s", list(f.Attachment.Served))
+}
+
+// loopbackFix is what to do about another server on loopback.
+func (f Facts) loopbackFix() string {
+	if slices.ContainsFunc(f.Resolver.Servers, netip.Addr.IsLoopback) {
+		return "attach with --resolver transparent, which leaves it in charge and steers cluster names past it; or stop it"
+	}
+	return "stop it, or keep it off loopback (dnsmasq: bind-dynamic and except-interface=lo)"
 }
 
 // leastKernel is what the programs need; README.md says why.

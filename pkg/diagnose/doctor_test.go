@@ -26,7 +26,7 @@ func server(s string) netip.AddrPort { return netip.MustParseAddrPort(s) }
 func detached() Facts {
 	return Facts{
 		Privileged: true,
-		Attachment: Attachment{Takeover: true, BPF: true, Served: []netip.AddrPort{server("127.0.0.1:53"), server("[::1]:53"), server("172.19.1.1:53")}},
+		Attachment: Attachment{Takeover: true, BPF: true, Served: []netip.AddrPort{server("127.0.0.1:53"), server("[::1]:53"), server("172.19.1.1:53")}, KubeSwitch: server("172.19.1.1:53")},
 		Resolver:   ResolverFile{Path: "/etc/resolv.conf", Type: "regular", State: "original", Owner: "plain file", Reasons: []string{"a regular file"}, Servers: addrs("192.0.2.53")},
 		Journal:    JournalFacts{Path: "/var/lib/k2s-dnsbpf/journal.json"},
 		NSSwitch:   "files dns",
@@ -56,6 +56,21 @@ func TestHealthyHosts(t *testing.T) {
 		for _, finding := range e.Findings {
 			if finding.Result != OK {
 				t.Errorf("%s: %+v", name, finding)
+			}
+		}
+	}
+}
+
+// TestSharedPort: a server that has the port of the KubeSwitch address keeps it.
+func TestSharedPort(t *testing.T) {
+	for _, of := range []func() Facts{detached, attached} {
+		for _, bpf := range []bool{true, false} {
+			f := of()
+			f.Attachment.BPF = bpf
+			f.Sockets = append(f.Sockets, Socket{"udp", server("172.19.1.1:53"), Process{12, "dnsmasq"}, false})
+			want := map[bool]string{true: "steered past it", false: "its own"}[bpf]
+			if got := checkPort53(f); len(got) != 1 || got[0].Result != OK || !strings.Contains(got[0].Says, want) || !strings.Contains(got[0].Says, "dnsmasq, process 12") {
+				t.Errorf("attached %v, BPF %v: %+v", f.Attachment.Attached, bpf, got)
 			}
 		}
 	}
@@ -119,6 +134,11 @@ func TestVerdicts(t *testing.T) {
 
 		{"port taken", detached, func(f *Facts) { f.Sockets = []Socket{{"udp", server("127.0.0.1:53"), Process{12, "dnsmasq"}, false}} }, "port53", Fail, []string{"dnsmasq", "12", "refuses"}},
 		{"port taken on all addresses", detached, func(f *Facts) { f.Sockets = []Socket{{"tcp", server("[::]:53"), Process{12, "named"}, false}} }, "port53", Fail, []string{"named"}},
+
+		{"port taken from what the file names", detached, func(f *Facts) {
+			f.Sockets = []Socket{{"udp", server("0.0.0.0:53"), Process{12, "dnsmasq"}, false}}
+			f.Resolver.Servers = addrs("192.0.2.53", "127.0.0.1")
+		}, "port53", Fail, []string{"--resolver transparent"}},
 
 		{"kubelet hands out the file", detached, func(f *Facts) { f.Kubelets = []Kubelet{kubelet("/etc/resolv.conf", "192.0.2.53")} }, "kubelet", Warn, []string{"taken over while attached", "resolvConf: " + podFile}},
 		{"kubelet hands out loopback", attached, func(f *Facts) { f.Kubelets = []Kubelet{kubelet("/etc/resolv.conf", "127.0.0.1")} }, "kubelet", Fail, []string{"127.0.0.1", "Loop detected", "resolvConf: " + podFile}},

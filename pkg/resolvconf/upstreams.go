@@ -79,7 +79,7 @@ func unusable(a netip.Addr, own []netip.Addr) string {
 	case a.IsUnspecified():
 		return "the unspecified address means this host itself"
 	case isOwn(a, own):
-		return "this program itself serves there; it would forward to itself"
+		return "this program would forward to itself"
 	case isResolvedStub(a):
 		return "stub of systemd-resolved, which reads this file itself, and its uplinks are not known"
 	case a.Is6() && a.IsLinkLocalUnicast() && a.Zone() == "":

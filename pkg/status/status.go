@@ -33,6 +33,22 @@ type Report struct {
 	Kubeconfig string              `json:"kubeconfig,omitempty" yaml:"kubeconfig,omitempty"`
 	Guardian   *Guardian           `json:"guardian,omitempty" yaml:"guardian,omitempty"`
 	Lingering  *Lingering          `json:"lingering,omitempty" yaml:"lingering,omitempty"`
+	Shared     *Shared             `json:"shared,omitempty" yaml:"shared,omitempty"`
+}
+
+// Shared is a KubeSwitch address where another server has the port.
+type Shared struct {
+	Address   string `json:"address" yaml:"address"`
+	Interface string `json:"interface" yaml:"interface"`
+	Server    string `json:"server" yaml:"server"`   // the process, as far as it can be seen
+	Steered   bool   `json:"steered" yaml:"steered"` // cluster names are steered past it
+}
+
+func (s Shared) String() string {
+	if !s.Steered {
+		return fmt.Sprintf("leave all that is asked at %s to %s", s.Address, s.Server)
+	}
+	return fmt.Sprintf("steer cluster names that are asked by UDP at %s past %s, leave all else to it", s.Address, s.Server)
 }
 
 // Lingering is a daemon that answers on after a detach.
@@ -236,6 +252,9 @@ func (r Report) writeTable(w io.Writer) error {
 	}
 	if r.Attached {
 		row("FORWARDER", fmt.Sprintf("%s; %d queries, %d failures", orDash(r.Forwarder.Listen), r.Forwarder.Queries, r.Forwarder.Failures))
+		if r.Shared != nil {
+			row("KUBESWITCH", r.Shared.String())
+		}
 		names := make([]string, 0, len(r.Zones))
 		for _, zone := range r.Zones {
 			names = append(names, zone.Name)

@@ -89,6 +89,25 @@ func attachArgs(more ...string) []string {
 	return slices.Concat([]string{"attach"}, endpoints, ranges, more)
 }
 
+// busy occupies an address of the host.
+func busy(network, address string) func(h *host) func() {
+	return func(h *host) func() {
+		h.t.Helper()
+		var socket io.Closer
+		if err := h.Host().Do(func() (err error) {
+			if network == "tcp" {
+				socket, err = net.Listen(network, address)
+			} else {
+				socket, err = net.ListenPacket(network, address)
+			}
+			return err
+		}); err != nil {
+			h.t.Fatal(err)
+		}
+		return func() { socket.Close() }
+	}
+}
+
 func withFile(path, content string) func(h *host) func() {
 	return func(h *host) func() {
 		h.t.Helper()
@@ -178,23 +197,6 @@ func TestWrongUsage(t *testing.T) {
 func TestRefusedAttach(t *testing.T) {
 	t.Parallel() // it waits more than it works
 	h := raise(t, lab.Options{})
-	busy := func(network, address string) func(h *host) func() {
-		return func(h *host) func() {
-			h.t.Helper()
-			var socket io.Closer
-			if err := h.Host().Do(func() (err error) {
-				if network == "tcp" {
-					socket, err = net.Listen(network, address)
-				} else {
-					socket, err = net.ListenPacket(network, address)
-				}
-				return err
-			}); err != nil {
-				h.t.Fatal(err)
-			}
-			return func() { socket.Close() }
-		}
-	}
 	nobody := []string{"setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"}
 	const kubeconfig = "/run/kubeconfig"
 	const unreachable = `apiVersion: v1
@@ -219,11 +221,10 @@ users: [{name: admin, user: {token: x}}]
 		}
 	}
 	list := []refusal{
-		{name: "UDP port busy", prepare: busy("udp4", "127.0.0.1:53"), args: attachArgs(), code: 1, says: []string{"127.0.0.1:53", "udp", "address already in use"}},
-		{name: "TCP port busy", prepare: busy("tcp", "127.0.0.1:53"), args: attachArgs(), code: 1, says: []string{"127.0.0.1:53", "tcp", "address already in use"}},
-		{name: "UDP port busy on all addresses", prepare: busy("udp4", "0.0.0.0:53"), args: attachArgs(), code: 1, says: []string{"127.0.0.1:53", "udp", "address already in use"}},
-		{name: "UDP port busy on ::1", prepare: busy("udp6", "[::1]:53"), args: attachArgs(), code: 1, says: []string{"[::1]:53", "udp", "address already in use"}},
-		{name: "TCP port busy on the KubeSwitch", prepare: busy("tcp", lab.KubeSwitch4+":53"), args: attachArgs(), code: 1, says: []string{lab.KubeSwitch4 + ":53", "tcp", "address already in use"}},
+		{name: "UDP port busy", prepare: busy("udp4", "127.0.0.1:53"), args: attachArgs(), code: 1, says: []string{"127.0.0.1:53", "taken", "keep it off loopback"}},
+		{name: "TCP port busy", prepare: busy("tcp", "127.0.0.1:53"), args: attachArgs(), code: 1, says: []string{"127.0.0.1:53", "taken", "keep it off loopback"}},
+		{name: "UDP port busy on all addresses", prepare: busy("udp4", "0.0.0.0:53"), args: attachArgs(), code: 1, says: []string{"127.0.0.1:53", "taken", "keep it off loopback"}},
+		{name: "UDP port busy on ::1", prepare: busy("udp6", "[::1]:53"), args: attachArgs(), code: 1, says: []string{"[::1]:53", "taken", "keep it off loopback"}},
 
 		{name: "no cluster", args: []string{"attach"}, code: 1, says: []string{"no Kubernetes cluster found", "/etc/kubernetes/admin.conf", "--kubeconfig", "--dns-endpoint"}},
 		{name: "kubeconfig missing", args: []string{"attach", "--kubeconfig", "/run/none"}, code: 1, says: []string{"/run/none", "no such file", "name"}},

@@ -20,20 +20,63 @@ const Stub = "127.0.0.53"
 // Dnsmasq starts a dnsmasq on a port of addresses of host0's loopback. It asks the external servers and logs what it is
 // asked, whatever the options of the lab.
 func (l *Lab) Dnsmasq(ctx context.Context, port uint16, addresses ...string) (*Server, error) {
-	binary, err := exec.LookPath("dnsmasq")
-	if err != nil {
-		return nil, fmt.Errorf("find dnsmasq: %w: run scripts/bootstrap test", err)
-	}
 	argv := []string{
-		binary, "--keep-in-foreground", "--conf-file=/dev/null", "--no-resolv", "--no-hosts", "--pid-file=", "--user=root",
-		"--log-facility=-", "--log-queries", "--bind-interfaces", "--cache-size=0", fmt.Sprintf("--port=%d", port),
+		"--conf-file=/dev/null", "--no-resolv", "--no-hosts", "--bind-interfaces", "--cache-size=0", fmt.Sprintf("--port=%d", port),
 		"--server=" + External0, "--server=" + External1,
 	}
 	for _, address := range addresses {
 		argv = append(argv, "--listen-address="+address)
 	}
+	return l.startDnsmasq(ctx, argv)
+}
+
+// VM is the name of a virtual machine that libvirt's dnsmasq knows, and VM4 its address.
+const (
+	VM  = "k2s-win-worker"
+	VM4 = Worker4
+)
+
+// LibvirtDnsmasq starts a dnsmasq on host0 as libvirt starts one for a network: on a bridge's address, with DHCP, the names
+// of its virtual machines, and for all others the servers of the host's resolv.conf.
+func (l *Lab) LibvirtDnsmasq(ctx context.Context, bridge string) (*Server, error) {
+	const dir = "/run/lab/libvirt"
+	err := l.Host().Do(func() error {
+		if err := os.MkdirAll(dir, 0o755); err != nil {
+			return err
+		}
+		for name, text := range map[string]string{
+			"conf": "strict-order\nexcept-interface=lo\nbind-dynamic\ninterface=" + bridge + "\n" +
+				"dhcp-range=172.19.1.100,172.19.1.199,255.255.255.0\ndhcp-no-override\ndhcp-authoritative\n" +
+				"dhcp-hostsfile=" + dir + "/hostsfile\naddn-hosts=" + dir + "/addnhosts\ndhcp-leasefile=" + dir + "/leases\n",
+			"hostsfile": "52:54:00:00:00:65," + VM4 + "," + VM + "\n",
+			"addnhosts": VM4 + " " + VM + "\n",
+		} {
+			if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o644); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		return nil, fmt.Errorf("prepare libvirt's dnsmasq: %w", err)
+	}
+	return l.startDnsmasq(ctx, []string{"--conf-file=" + dir + "/conf"})
+}
+
+// SiteDnsmasq starts a dnsmasq on host0 on all addresses, as the stock configuration has it.
+func (l *Lab) SiteDnsmasq(ctx context.Context) (*Server, error) {
+	return l.startDnsmasq(ctx, []string{"--conf-file=/dev/null", "--no-resolv", "--no-hosts", "--server=" + External0, "--server=" + External1})
+}
+
+// startDnsmasq starts a dnsmasq on host0 that logs what it is asked.
+func (l *Lab) startDnsmasq(ctx context.Context, args []string) (*Server, error) {
+	binary, err := exec.LookPath("dnsmasq")
+	if err != nil {
+		return nil, fmt.Errorf("find dnsmasq: %w: run scripts/bootstrap test", err)
+	}
 	s := &Server{
-		name: "dnsmasq", node: l.Host(), argv: argv,
+		name: "dnsmasq", node: l.Host(),
+		argv:  append([]string{binary, "--keep-in-foreground", "--pid-file=", "--user=root", "--log-facility=-", "--log-queries"}, args...),
 		ready: "started, version",
 		isQuery: func(line string) (Query, bool) {
 			_, rest, ok := strings.Cut(line, ": query[") // "A] name from client"
