@@ -77,6 +77,9 @@ the host has now. Returns when the host resolves through it; the daemon stays in
 		if err != nil {
 			return err
 		}
+		if report.PID == 0 {
+			return fmt.Errorf("attach: the daemon has ended since: %s: see its log, or attach again", strings.Join(report.Problems, "; "))
+		}
 		others := fmt.Sprintf("to %d upstreams", len(report.Resolver.Upstreams))
 		if len(report.Resolver.SteeredAt) > 0 {
 			others = "left to the resolver at " + strings.Join(report.Resolver.SteeredAt, " and ")

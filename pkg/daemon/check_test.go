@@ -64,8 +64,12 @@ func TestCheckedHost(t *testing.T) {
 
 	report.Attached, report.Resolver.File, report.Datapath.Programs = false, file+".missing", nil
 	got = checkedHost(t.Context(), config.Default(), report)
-	if len(got.Servers) > 0 || got.InKernel || got.Dots != 1 {
+	if len(got.Servers) > 0 || got.InKernel || got.Dots != 1 || len(got.Problems) > 0 {
 		t.Errorf("without a file: %+v", got)
+	}
+	report.Resolver.File = "/dev/zero"
+	if got := checkedHost(t.Context(), config.Default(), report); len(got.Problems) != 1 {
+		t.Errorf("a file that can't be read: %q", got.Problems)
 	}
 	if diff := cmp.Diff([]string{config.DefaultZone}, got.Zones); diff != "" {
 		t.Error(diff)

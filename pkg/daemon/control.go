@@ -3,6 +3,7 @@
 package daemon
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -12,19 +13,27 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"strings"
 	"time"
 
 	"go.uber.org/zap"
 	"golang.org/x/sys/unix"
 
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/config"
+	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/state"
 )
 
 // controlTimeout bounds a request to the daemon: one that is stopped must not hang its asker.
 const controlTimeout = time.Second
 
-// maxOrder bounds what is read from the control socket, in bytes.
-const maxOrder = 1 << 20
+// lookAgain is how often a daemon that is gone, and the lock that it had, are looked for.
+const lookAgain = 20 * time.Millisecond
+
+// What is read from the control socket at most, in bytes.
+const (
+	maxOrder = 1 << 20
+	maxReply = 64 << 20
+)
 
 type peerKey struct{}
 
@@ -110,33 +119,123 @@ func peerOf(connection *net.UnixConn) (*unix.Ucred, error) {
 	return peer, errors.Join(err, peerErr)
 }
 
-// callDaemon asks the daemon over the control socket. A daemon that is not there is os.ErrNotExist or ECONNREFUSED.
-func callDaemon(ctx context.Context, c config.Config, method, path string, body io.Reader, into any) error {
-	if method == http.MethodGet {
-		var cancel context.CancelFunc
-		ctx, cancel = context.WithTimeout(ctx, controlTimeout)
-		defer cancel()
+// How asking a daemon may fail, other than that it says so.
+var (
+	// errNoDaemon: nobody has the host's lock. The daemon has ended or died, perhaps while it was asked.
+	errNoDaemon = errors.New("no daemon")
+	// ErrNotServing: somebody has the lock and takes no orders: a daemon on its way up or down, another command, a
+	// guardian at work.
+	ErrNotServing = errors.New("another attach or detach is at work: wait for it, or end it with k2s-dnsbpf detach")
+	// errHangs: who has the lock does not answer in time.
+	errHangs = errors.New("the daemon does not answer")
+	// errGone is of one try: nobody listens, or who did is gone before the reply was whole.
+	errGone = errors.New("gone")
+)
+
+// askDaemon asks the daemon over the control socket, and waits for the reply for as long as limit. A daemon that dies or
+// ends meanwhile, in whatever form that shows, is looked for again, until it is known what is there in its place: see the
+// errors above. That takes controlTimeout more at most.
+func askDaemon(ctx context.Context, c config.Config, limit time.Duration, method, path string, body []byte, into any) error {
+	begin := time.Now()
+	for {
+		err := callDaemon(ctx, c, limit, method, path, body, into)
+		if !errors.Is(err, errGone) && !errors.Is(err, errHangs) {
+			return err
+		}
+		hangs := errors.Is(err, errHangs)
+		if os.Geteuid() != 0 {
+			// The lock is root's: what accepts a connection counts as a daemon.
+			if hangs {
+				return err
+			}
+			return fmt.Errorf("ask the daemon: %w", errNoDaemon)
+		}
+		if _, held := state.Holder(filepath.Join(c.RunDir, lockFile)); !held {
+			return fmt.Errorf("ask the daemon: %w", errNoDaemon)
+		}
+		if hangs {
+			return err
+		}
+		if time.Since(begin) > controlTimeout {
+			return ErrNotServing
+		}
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("ask the daemon: %w", ctx.Err())
+		case <-time.After(lookAgain):
+		}
+	}
+}
+
+// callDaemon is one try of askDaemon.
+func callDaemon(ctx context.Context, c config.Config, limit time.Duration, method, path string, body []byte, into any) error {
+	asking, cancel := context.WithTimeout(ctx, limit)
+	defer cancel()
+	reply, err := exchange(asking, filepath.Join(c.RunDir, controlFile), method, path, body)
+	switch {
+	case err == nil:
+	case ctx.Err() != nil:
+		return fmt.Errorf("ask the daemon: %w", ctx.Err())
+	case asking.Err() != nil:
+		return fmt.Errorf("%w within %s", errHangs, limit)
+	default:
+		return fmt.Errorf("ask the daemon: %w", err)
+	}
+	err = json.Unmarshal(reply, into)
+	var cut *json.SyntaxError
+	if errors.As(err, &cut) {
+		return fmt.Errorf("ask the daemon: %w: %w", errGone, err)
+	}
+	if err != nil {
+		return fmt.Errorf("ask the daemon: %w: is it of another version?", err)
+	}
+	return nil
+}
+
+// exchange sends one request over a Unix socket and reads the reply to its end. All that a connection can break with, and
+// there is much of it in net/http, is errGone.
+func exchange(ctx context.Context, socket, method, path string, body []byte) ([]byte, error) {
+	conn, err := dialControl(ctx, socket)
+	if err != nil {
+		return nil, err
 	}
 	client := http.Client{Transport: &http.Transport{
 		DisableKeepAlives: true,
-		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
-			return new(net.Dialer).DialContext(ctx, "unix", filepath.Join(c.RunDir, controlFile))
-		},
+		DialContext:       func(context.Context, string, string) (net.Conn, error) { return conn, nil },
 	}}
-	request, err := http.NewRequestWithContext(ctx, method, "http://k2s-dnsbpf"+path, body)
+	request, err := http.NewRequestWithContext(ctx, method, "http://k2s-dnsbpf"+path, bytes.NewReader(body))
 	if err != nil {
-		return fmt.Errorf("ask the daemon: %w", err)
+		return nil, errors.Join(err, conn.Close())
 	}
 	response, err := client.Do(request)
 	if err != nil {
-		return fmt.Errorf("ask the daemon: %w", err)
+		return nil, fmt.Errorf("%w: %w", errGone, err)
 	}
 	defer response.Body.Close()
+	reply, err := io.ReadAll(io.LimitReader(response.Body, maxReply))
+	if err != nil {
+		return nil, fmt.Errorf("%w: %w", errGone, err)
+	}
 	if response.StatusCode != http.StatusOK {
-		return fmt.Errorf("ask the daemon: %s", response.Status)
+		return nil, fmt.Errorf("%s: %q", response.Status, strings.TrimSpace(string(reply)))
 	}
-	if err := json.NewDecoder(response.Body).Decode(into); err != nil {
-		return fmt.Errorf("ask the daemon: %w", err)
+	return reply, nil
+}
+
+// dialControl waits while the queue of connections is full, which connect(2) does not.
+func dialControl(ctx context.Context, socket string) (net.Conn, error) {
+	for {
+		conn, err := new(net.Dialer).DialContext(ctx, "unix", socket)
+		switch {
+		case errors.Is(err, os.ErrNotExist), errors.Is(err, unix.ECONNREFUSED), errors.Is(err, unix.ECONNRESET):
+			return nil, fmt.Errorf("%w: %w", errGone, err)
+		case !errors.Is(err, unix.EAGAIN):
+			return conn, err
+		}
+		select {
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		case <-time.After(lookAgain):
+		}
 	}
-	return nil
 }

@@ -166,18 +166,15 @@ func Detach(ctx context.Context, c config.Config, log *zap.Logger) (done []strin
 	ctx, cancel := context.WithTimeout(ctx, stopTimeout)
 	defer cancel()
 	path := filepath.Join(c.RunDir, lockFile)
+	ended, warning := 0, ""
 	if pid, held := state.Holder(path); held && !isGuardian(pid) { // a guardian is done in a moment
 		if !isDaemon(pid) {
 			return nil, fmt.Errorf("detach: %s is held by process %d, which is not k2s-dnsbpf: run this where that process was started, such as in its container",
 				path, pid)
 		}
-		warning := restoreWarning(c)
+		ended, warning = pid, restoreWarning(c)
 		if err := end(ctx, pid, c); err != nil {
 			return nil, err
-		}
-		done = append(done, fmt.Sprintf("daemon %d detached", pid))
-		if warning != "" {
-			done = append(done, warning)
 		}
 	}
 	lock, err := state.Lock(ctx, path)
@@ -189,8 +186,15 @@ func Detach(ctx context.Context, c config.Config, log *zap.Logger) (done []strin
 	if err != nil {
 		return done, err
 	}
-	if !journal.Empty() && len(done) > 0 {
-		log.Warn("the daemon left something behind: undoing it")
+	switch {
+	case ended == 0:
+	case hasRemains(c, journal):
+		log.Warn("the daemon ended before it had put everything back: undoing the rest", zap.Int("pid", ended))
+	default:
+		done = append(done, fmt.Sprintf("daemon %d detached", ended))
+		if warning != "" {
+			done = append(done, warning)
+		}
 	}
 	left, err := undo(c, journal, log)
 	done = append(done, left...)
@@ -202,16 +206,20 @@ func Detach(ctx context.Context, c config.Config, log *zap.Logger) (done []strin
 }
 
 // end asks a daemon to detach. One that takes no orders, since it is still on its way up, gets a signal, and does not
-// linger.
+// linger. There is nothing to ask of one that dies meanwhile.
 func end(ctx context.Context, pid int, c config.Config) error {
 	// One that is stopped would neither answer nor see a signal.
 	if err := sendSignal(pid, unix.SIGCONT); err != nil {
 		return err
 	}
-	if err := requestDetach(ctx, c); err != nil {
-		return terminate(pid)
+	err := requestDetach(ctx, c)
+	if err == nil || errors.Is(err, errNoDaemon) {
+		return nil
 	}
-	return nil
+	if now, held := state.Holder(filepath.Join(c.RunDir, lockFile)); !held || now != pid {
+		return nil
+	}
+	return terminate(pid)
 }
 
 // isDaemon guards against a process number from another PID namespace.

@@ -49,9 +49,6 @@ const (
 	// heartbeatLimit: by then the kernel has the fallback already, and nobody waits for the file.
 	hangLimit = 5
 
-	// guardianPoll is how often a guardian looks again for the lock that somebody else has.
-	guardianPoll = 20 * time.Millisecond
-
 	// The descriptors that a guardian is started with (the first after standard error).
 	lifelineFD = 3
 	pidFD      = 4 // of the daemon, pidfd_open(2)
@@ -264,7 +261,7 @@ func (g *guardian) outlive() {
 			if g.replaced() {
 				return
 			}
-			time.Sleep(guardianPoll)
+			time.Sleep(lookAgain)
 			continue
 		}
 		if err != nil {

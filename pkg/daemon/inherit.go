@@ -6,7 +6,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"net"
 	"net/netip"
 	"os"
@@ -51,17 +50,39 @@ func (l *lingerer) close() {
 	}
 }
 
-// ask sends a request and returns the reply and the descriptors that came with it.
+// ask sends a request and returns the reply and the descriptors that came with it. Of one that ends or dies meanwhile, in
+// whatever form that shows, it returns errGone once that one's sockets are closed; of one that hangs, errHangs.
 func (l *lingerer) ask(do string) (reply lingerReply, fds []int, err error) {
 	_ = l.conn.SetDeadline(time.Now().Add(controlTimeout))
-	if err := writeLinger(l.conn, lingerRequest{Do: do}, nil); err != nil {
-		return reply, nil, err
+	err = writeLinger(l.conn, lingerRequest{Do: do}, nil)
+	if err == nil {
+		reply, err = readLinger[lingerReply](l.conn, &fds)
 	}
-	reply, err = readLinger[lingerReply](l.conn, &fds)
-	if err == nil && reply.Error != "" {
-		err = errors.New(reply.Error)
+	switch {
+	case err == nil && reply.Error != "":
+		return reply, nil, errors.New(reply.Error)
+	case err == nil:
+		return reply, fds, nil
+	case errors.Is(err, os.ErrDeadlineExceeded) && !awaitEnd(l.pid, 0):
+		return reply, nil, fmt.Errorf("%w within %s", errHangs, controlTimeout)
 	}
-	return reply, fds, err
+	awaitEnd(l.pid, controlTimeout)
+	return reply, nil, fmt.Errorf("%w: %w", errGone, err)
+}
+
+// awaitEnd waits until a process has ended, and with it all that it had open, and reports whether it has.
+func awaitEnd(pid int, limit time.Duration) bool {
+	fd, err := unix.PidfdOpen(pid, 0)
+	if err != nil {
+		return errors.Is(err, unix.ESRCH)
+	}
+	defer unix.Close(fd)
+	for end := time.Now().Add(limit); ; {
+		n, err := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, max(0, int(time.Until(end).Milliseconds())))
+		if !errors.Is(err, unix.EINTR) {
+			return err == nil && n > 0
+		}
+	}
 }
 
 // inherit returns the sockets of a daemon that lingers, if there is one, and their addresses. That daemon goes on serving
@@ -72,8 +93,8 @@ func (d *Daemon) inherit() (sockets []forwarder.Sockets, addresses []netip.AddrP
 		return nil, nil, err
 	}
 	reply, fds, err := l.ask(lingerSockets)
-	if errors.Is(err, io.EOF) {
-		l.close() // it has just ended
+	if errors.Is(err, errGone) {
+		l.close()
 		return nil, nil, nil
 	}
 	if err == nil {
@@ -122,6 +143,9 @@ func endLingering(c config.Config) (said string, err error) {
 	defer l.close()
 	if c.Linger > 0 {
 		reply, _, err := l.ask(lingerStatus)
+		if errors.Is(err, errGone) {
+			return "", removeLingerFile(c.RunDir)
+		}
 		if err != nil {
 			return "", fmt.Errorf("process %d lingers and does not answer: %w: end it with k2s-dnsbpf detach --linger 0", l.pid, err)
 		}
@@ -138,9 +162,8 @@ func endLingering(c config.Config) (said string, err error) {
 	if err := terminate(l.pid); err != nil {
 		return "", err
 	}
-	_ = l.conn.SetDeadline(time.Now().Add(stopTimeout))
-	if _, err := readLinger[lingerReply](l.conn, nil); !errors.Is(err, io.EOF) && !errors.Is(err, unix.ECONNRESET) {
-		return "", fmt.Errorf("process %d, which lingers, does not end: %w: kill it", l.pid, err)
+	if !awaitEnd(l.pid, stopTimeout) {
+		return "", fmt.Errorf("process %d, which lingers, does not end within %s: kill it", l.pid, stopTimeout)
 	}
 	return fmt.Sprintf("process %d lingers no more", l.pid), nil
 }
@@ -152,8 +175,11 @@ func fillLingering(report *status.Report, c config.Config) {
 		return
 	}
 	defer l.close()
-	report.Lingering = &status.Lingering{PID: l.pid}
 	reply, _, err := l.ask(lingerStatus)
+	if errors.Is(err, errGone) {
+		return
+	}
+	report.Lingering = &status.Lingering{PID: l.pid}
 	if err != nil {
 		report.Problems = append(report.Problems, fmt.Sprintf("process %d lingers and does not answer: end it with k2s-dnsbpf detach --linger 0", l.pid))
 		return

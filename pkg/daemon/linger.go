@@ -3,7 +3,6 @@
 package daemon
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -102,9 +101,7 @@ func requestDetach(ctx context.Context, c config.Config) error {
 	if err != nil {
 		return err
 	}
-	ctx, cancel := context.WithTimeout(ctx, controlTimeout)
-	defer cancel()
-	return callDaemon(ctx, c, http.MethodPost, "/detach", bytes.NewReader(body), &struct{}{})
+	return askDaemon(ctx, c, controlTimeout, http.MethodPost, "/detach", body, &struct{}{})
 }
 
 // handleDetach has serve end. The reply must be out before: with serve, the control socket ends.

@@ -3,6 +3,8 @@
 package daemon
 
 import (
+	"errors"
+	"net"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -13,6 +15,7 @@ import (
 	"go.uber.org/zap"
 	"golang.org/x/sys/unix"
 
+	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/config"
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/forwarder"
 )
 
@@ -82,6 +85,57 @@ func TestLingerSockets(t *testing.T) {
 	}
 	if n := l.heirs.Load(); n != 1 {
 		t.Errorf("%d heirs, want 1", n)
+	}
+}
+
+// TestLingererDies: one that ends while it is asked, in whatever form, is none any more. One that hangs is.
+func TestLingererDies(t *testing.T) {
+	packet := func(say string) func(*net.UnixConn) {
+		return func(conn *net.UnixConn) {
+			_, _ = conn.Read(make([]byte, maxLingerMessage))
+			_, _ = conn.Write([]byte(say))
+		}
+	}
+	release := make(chan struct{})
+	defer close(release)
+	for name, test := range map[string]struct {
+		peer func(*net.UnixConn)
+		want error
+	}{
+		"it closes at once": {func(*net.UnixConn) {}, errGone},
+		"it stops to read":  {func(conn *net.UnixConn) { _ = conn.CloseRead() }, errGone},
+		"no reply":          {func(conn *net.UnixConn) { _, _ = conn.Read(make([]byte, maxLingerMessage)) }, errGone},
+		"half a reply":      {packet(`{"until":`), errGone},
+		"it hangs":          {func(*net.UnixConn) { <-release }, errHangs},
+	} {
+		runDir := t.TempDir()
+		listener, err := net.ListenUnix("unixpacket", &net.UnixAddr{Name: filepath.Join(runDir, lingerFile), Net: "unixpacket"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		go func() {
+			for {
+				conn, err := listener.AcceptUnix()
+				if err != nil {
+					return
+				}
+				test.peer(conn)
+				_ = conn.Close()
+			}
+		}()
+		asker, err := dialLingerer(runDir)
+		if err != nil || asker == nil {
+			t.Fatalf("%s: %v", name, err)
+		}
+		if _, _, err := asker.ask(lingerStatus); !errors.Is(err, test.want) {
+			t.Errorf("%s: %v, want %v", name, err, test.want)
+		}
+		asker.close()
+		d := &Daemon{config: config.Config{RunDir: runDir}}
+		if _, _, err := d.inherit(); test.want == errGone && err != nil || d.predecessor != nil {
+			t.Errorf("%s: inherit: %v, %v", name, err, d.predecessor)
+		}
+		_ = listener.Close()
 	}
 }
 

@@ -9,11 +9,9 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
-	"os"
 	"path/filepath"
 
 	"go.uber.org/zap"
-	"golang.org/x/sys/unix"
 
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/config"
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/discovery"
@@ -21,9 +19,6 @@ import (
 
 // ErrNeedsDetach is returned by Reload for a setting that can't change while attached.
 var ErrNeedsDetach = errors.New("can't change while attached")
-
-// ErrNotServing is returned by Reload if a daemon has the lock and takes no orders: it is on its way up or down.
-var ErrNotServing = errors.New("another attach or detach is at work: wait for it, or end it with k2s-dnsbpf detach")
 
 // reload is a new routing on its way into effect.
 type reload struct {
@@ -40,22 +35,23 @@ type reloadResult struct {
 }
 
 // Reload gives new settings to the running daemon, which goes over to them without losing a query. changed is false if
-// it has them already.
+// it has them already. Without a daemon that takes orders, or any more, it fails with ErrNotServing.
 func Reload(ctx context.Context, c config.Config) (changed bool, err error) {
 	body, err := json.Marshal(c)
 	if err != nil {
 		return false, fmt.Errorf("encode settings: %w", err)
 	}
-	ctx, cancel := context.WithTimeout(ctx, c.Wait+controlTimeout)
-	defer cancel()
 	var result reloadResult
-	err = callDaemon(ctx, c, http.MethodPost, "/reload", bytes.NewReader(body), &result)
+	// First: one that hangs is not waited for as long as new settings may take.
+	err = askDaemon(ctx, c, controlTimeout, http.MethodGet, "/status", nil, new(json.RawMessage))
+	if err == nil {
+		err = askDaemon(ctx, c, c.Wait+controlTimeout, http.MethodPost, "/reload", body, &result)
+	}
 	switch {
-	case errors.Is(err, os.ErrNotExist), errors.Is(err, unix.ECONNREFUSED):
+	case errors.Is(err, errNoDaemon):
 		return false, ErrNotServing
-	case errors.Is(err, context.DeadlineExceeded):
-		return false, fmt.Errorf("the daemon is attached and does not answer within %s: see %s, or end it with k2s-dnsbpf detach",
-			c.Wait, filepath.Join(c.RunDir, LogFile))
+	case errors.Is(err, errHangs):
+		return false, fmt.Errorf("attached already, and %w: see %s, or end it with k2s-dnsbpf detach", err, filepath.Join(c.RunDir, LogFile))
 	case err != nil:
 		return false, err
 	}

@@ -10,12 +10,9 @@ import (
 	"net/http"
 	"net/netip"
 	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"time"
-
-	"golang.org/x/sys/unix"
 
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/config"
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/datapath"
@@ -243,16 +240,20 @@ func fillFilters(report *status.Report, journal *state.Journal) {
 // Status reports on this host: what the daemon says if it answers, else what can be seen without it.
 func Status(ctx context.Context, c config.Config) (status.Report, error) {
 	var report status.Report
-	err := callDaemon(ctx, c, http.MethodGet, "/status", nil, &report)
+	err := askDaemon(ctx, c, controlTimeout, http.MethodGet, "/status", nil, &report)
 	if err == nil {
 		return report, nil
 	}
-	problem := "the daemon does not answer: what follows is what can be seen without it"
-	if errors.Is(err, os.ErrNotExist) || errors.Is(err, unix.ECONNREFUSED) { // killed, it leaves its socket behind
+	var problem string
+	switch {
+	case ctx.Err() != nil:
+		return status.Report{}, err
+	case errors.Is(err, errNoDaemon):
 		problem = "the daemon is dead: run k2s-dnsbpf detach, or attach again"
-	}
-	if _, held := state.Holder(filepath.Join(c.RunDir, lockFile)); held && errors.Is(err, os.ErrNotExist) {
+	case errors.Is(err, ErrNotServing):
 		problem = "an attach or detach is at work: ask again when it has ended"
+	default:
+		problem = fmt.Sprintf("%s: what follows is what can be seen without it", err)
 	}
 	report = status.Report{Resolver: status.Resolver{File: c.ResolvConf}}
 
@@ -322,6 +323,12 @@ func fillGuardian(report *status.Report, c config.Config) {
 		what += "; the guardian looked at the resolver at " + when + ": " + strings.Join(record.Outcome, "; ")
 	}
 	report.Problems = append(report.Problems, what)
+}
+
+// hasRemains is isAttached without a manager at hand.
+func hasRemains(c config.Config, journal *state.Journal) bool {
+	manager, err := resolvconf.New(resolvconf.Options{Path: c.ResolvConf, StateDir: c.StateDir, Journal: journal})
+	return err != nil || isAttached(journal, manager)
 }
 
 // isAttached tells an attachment whose daemon is dead from the remains of one: a resolver file that somebody else has

@@ -49,7 +49,7 @@ func Restore(ctx context.Context, c config.Config, log *zap.Logger) (done []stri
 		select {
 		case <-ctx.Done():
 			return nil, fmt.Errorf("restore: %w", ErrNotServing)
-		case <-time.After(guardianPoll):
+		case <-time.After(lookAgain):
 		}
 	}
 }
@@ -58,14 +58,16 @@ func Restore(ctx context.Context, c config.Config, log *zap.Logger) (done []stri
 // detach, a restore or a guardian at work.
 func restoreBeside(ctx context.Context, c config.Config, log *zap.Logger) (decided bool, done []string, err error) {
 	var report status.Report
-	err = callDaemon(ctx, c, http.MethodGet, "/status", nil, &report)
+	err = askDaemon(ctx, c, controlTimeout, http.MethodGet, "/status", nil, &report)
 	switch {
 	case err == nil && report.Resolver.State == string(resolvconf.StateOriginal):
 		return true, nil, nil
 	case err == nil:
 		return true, nil, fmt.Errorf("restore: %w (process %d): run k2s-dnsbpf detach, which restores it first", ErrInUse, report.PID)
-	case errors.Is(err, os.ErrNotExist), errors.Is(err, unix.ECONNREFUSED):
+	case errors.Is(err, errNoDaemon), errors.Is(err, ErrNotServing):
 		return false, nil, nil
+	case ctx.Err() != nil:
+		return true, nil, fmt.Errorf("restore: %w", err)
 	}
 	log.Warn("the daemon does not answer: restoring beside it", zap.Error(err))
 	done, err = suspendResolver(c, log)

@@ -25,6 +25,13 @@ func (s Step) in(took time.Duration) Step {
 	return s
 }
 
+// What some steps are about: the problems that status has, and the name's own answers.
+const (
+	aboutStatus = "status"
+	aboutAnswer = "answer"
+	aboutAlias  = "alias"
+)
+
 // whereSteps tell how the name was resolved.
 func (e Evidence) whereSteps() []Step {
 	if _, isAddress := e.Target.Address(); isAddress {
@@ -32,13 +39,13 @@ func (e Evidence) whereSteps() []Step {
 	}
 	steps := []Step{e.resolverStep()}
 	for _, problem := range e.Host.Problems {
-		steps = append(steps, step(Where, "status", StepBad, "%s", problem))
+		steps = append(steps, step(Where, aboutStatus, StepBad, "%s", problem))
 	}
 	for i, q := range e.Queries {
-		steps = append(steps, e.pathStep(q), answerStep("answer", q, i != e.Decisive && q.Reply.Rcode == dns.RcodeNameError))
+		steps = append(steps, e.pathStep(q), answerStep(aboutAnswer, q, i != e.Decisive && q.Reply.Rcode == dns.RcodeNameError))
 	}
 	if e.Alias != nil {
-		steps = append(steps, e.pathStep(*e.Alias), answerStep("alias", *e.Alias, false))
+		steps = append(steps, e.pathStep(*e.Alias), answerStep(aboutAlias, *e.Alias, false))
 	}
 	reference := e.Queries[e.Decisive].Reply
 	for _, r := range e.CoreDNS {

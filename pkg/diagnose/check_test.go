@@ -2,6 +2,7 @@ package diagnose
 
 import (
 	"net/netip"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -353,6 +354,21 @@ func TestConclude(t *testing.T) {
 			well(), both(noAddress(dns.RcodeNameError), foreign), CauseResolverForeign,
 			"DNS is broken: programs do not ask k2s-dnsbpf: /etc/resolv.conf is foreign and names 192.0.2.53:53: run k2s-dnsbpf detach and attach again",
 		},
+		"daemon that hangs": {
+			well(), func(e *Evidence) {
+				e.Host.Problems = []string{"the daemon does not answer within 1s: what follows is what can be seen without it"}
+			}, CauseInPart,
+			"DNS answers, but not all is well: the daemon does not answer within 1s: what follows is what can be seen without it; " +
+				"the Service address 172.21.0.20:80 and its 2 endpoints answer",
+		},
+		"forwarder that hangs": {
+			external(), func(e *Evidence) { e.Forwarder = new(failed(silent())) }, CauseInPart,
+			"DNS answers, but not all is well: forwarder: 127.0.0.1:53 by TCP: no reply; 203.0.113.80:443 answers",
+		},
+		"no such name, and a daemon that is dead": {
+			well(), both(noAddress(dns.RcodeNameError), noCluster, func(e *Evidence) { e.Host.Problems = []string{"the daemon is dead"} }), CauseNoSuchName,
+			"DNS answers, but not all is well: the daemon is dead; the name does not exist: CoreDNS says so",
+		},
 		"external": {external(), nil, CauseNone, "DNS is fine; 203.0.113.80:443 answers"},
 		"external, no port": {
 			external(), both(connect(), func(e *Evidence) { e.Target.Port = 0 }), CauseNone, "DNS is fine; no port was given, so no connection was tried",
@@ -401,6 +417,11 @@ func TestConclude(t *testing.T) {
 			if diff := cmp.Diff(test.verdict, r.Verdict); diff != "" {
 				t.Error(diff)
 			}
+			if strings.HasPrefix(r.Verdict, "DNS is fine") && slices.ContainsFunc(r.Steps, func(s Step) bool {
+				return s.Question == Where && s.State == StepBad && s.About != aboutAnswer
+			}) {
+				t.Errorf("%q stands above %+v", r.Verdict, r.Steps)
+			}
 			if strings.ContainsAny(r.Verdict, "\n\t") {
 				t.Errorf("more than one line: %q", r.Verdict)
 			}
@@ -425,7 +446,7 @@ func TestSteps(t *testing.T) {
 	if err := Conclude(e).Write(&table, status.Table); err != nil {
 		t.Fatal(err)
 	}
-	want := `DNS is fine; endpoints answer, but the Service address 172.21.0.20:80 does not (no reply): the Service datapath (kube-proxy or eBPF) is broken
+	want := `DNS answers, but not all is well: CoreDNS: 172.20.0.11:53 asked directly: no reply; endpoints answer, but the Service address 172.21.0.20:80 does not (no reply): the Service datapath (kube-proxy or eBPF) is broken
 
 WHERE IS IT?
   ok   resolver  /etc/resolv.conf is ours: programs ask 127.0.0.1:53

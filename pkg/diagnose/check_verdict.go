@@ -119,7 +119,23 @@ func (e Evidence) answered(q Query) judgement {
 		return judge(CauseKernelPath, "DNS is fine, but the kernel's way to CoreDNS at %s is broken, so that queries are not steered to it: look at k2s-dnsbpf status",
 			some(e.Host.Severed)).andOn()
 	}
-	return judge(CauseNone, "DNS is fine").andOn()
+	cause, text := e.standing()
+	return judge(cause, "%s", text).andOn()
+}
+
+// standing says that DNS is fine only if no line below the verdict says otherwise; else it names the first that does. What
+// the name itself was answered is judged apart.
+func (e Evidence) standing() (Cause, string) {
+	for _, s := range e.whereSteps() {
+		if s.State == StepBad && s.About != aboutAnswer && s.About != aboutAlias {
+			what, _, _ := strings.Cut(s.Text, ";")
+			if s.About != aboutStatus {
+				what = s.About + ": " + what
+			}
+			return CauseInPart, "DNS answers, but not all is well: " + what
+		}
+	}
+	return CauseNone, "DNS is fine"
 }
 
 // belongs is whether an address is one of the Service's or of its endpoints'.
@@ -146,21 +162,22 @@ func (e Evidence) empty(q Query) judgement {
 		server = "CoreDNS"
 	}
 	s := e.Cluster.Service
+	_, dnsIs := e.standing()
 	switch {
 	case s != nil && len(s.IPs) == 0 && s.ExternalName == "" && s.ready() == 0:
-		return judge(CauseNoReadyEndpoint, "DNS is fine; the headless Service %s has no ready endpoint%s, and so no address", s.fullName(), s.ofHowMany())
+		return judge(CauseNoReadyEndpoint, "%s; the headless Service %s has no ready endpoint%s, and so no address", dnsIs, s.fullName(), s.ofHowMany())
 	case q.Reply.Rcode == dns.RcodeSuccess:
-		return judge(CauseNoAddress, "DNS is fine; %s exists, but has no address", bare(q.Name))
+		return judge(CauseNoAddress, "%s; %s exists, but has no address", dnsIs, bare(q.Name))
 	case s != nil && s.aliasOfAddress():
-		return judge(CauseNoAddress, "DNS is fine; the name has no address: the Service %s is an alias of %s, which is no name: give it an EndpointSlice instead",
-			s.fullName(), s.ExternalName)
+		return judge(CauseNoAddress, "%s; the name has no address: the Service %s is an alias of %s, which is no name: give it an EndpointSlice instead",
+			dnsIs, s.fullName(), s.ExternalName)
 	case s != nil:
 		return judge(CauseCoreDNSStale, "DNS is stale: the Service %s exists, but CoreDNS says that %s does not: look at CoreDNS's log",
 			s.fullName(), bare(q.Name))
 	case e.Cluster.Missing != "":
-		return judge(CauseNoSuchName, "DNS is fine; the name does not exist: there is no Service %s%s", e.Cluster.Missing, e.suggestion())
+		return judge(CauseNoSuchName, "%s; the name does not exist: there is no Service %s%s", dnsIs, e.Cluster.Missing, e.suggestion())
 	}
-	return judge(CauseNoSuchName, "DNS is fine; the name does not exist: %s says so", server)
+	return judge(CauseNoSuchName, "%s; the name does not exist: %s says so", dnsIs, server)
 }
 
 // suggestion is what may have been meant by the name of a Service that does not exist.
