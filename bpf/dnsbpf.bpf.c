@@ -28,10 +28,25 @@ char __license[] SEC("license") = "Dual BSD/GPL";
 /* The next program on the hook, then the stack: TC_ACT_UNSPEC, which tcx calls TCX_NEXT. */
 #define PASS TC_ACT_UNSPEC
 
-/* A packet that the parser can't be shown whole, or that is more than one datagram, or has a VLAN tag beside it. */
+/* A packet that is more than one datagram, or of a VLAN. A tag of VLAN 0 has but a priority, and the stack ignores it.
+ */
 static __always_inline bool is_odd_skb(const struct __sk_buff *skb)
 {
-	return skb->vlan_present || skb->gso_size;
+	return skb->gso_size || (skb->vlan_present && skb->vlan_tci & VLAN_VID_MASK);
+}
+
+/*
+ * Make a frame's headers accessible, as far as it has them. A driver may leave all of it but the Ethernet header
+ * outside of the linear part. Where that fails the parser finds none. Invalidates all packet pointers.
+ */
+static __always_inline void pull_headers(struct __sk_buff *skb)
+{
+	__u64 linear = (void *)(long)skb->data_end - (void *)(long)skb->data;
+	__u32 length = skb->len;
+
+	if (likely(linear >= HEADERS_MAX || linear >= length))
+		return;
+	bpf_skb_pull_data(skb, length < HEADERS_MAX ? length : HEADERS_MAX);
 }
 
 /* Make a packet's payload accessible. Invalidates all packet pointers. */
@@ -51,17 +66,19 @@ static __always_inline bool is_others(enum dns_scope scope)
 static __always_inline int handle_query(struct __sk_buff *skb, bool local)
 {
 	struct dns_listener_key listener_key = { .port = cfg_dns_port };
-	void *data = (void *)(long)skb->data;
-	void *data_end = (void *)(long)skb->data_end;
 	struct dns_scratch *scratch;
 	struct dns_listener *listener;
 	struct dns_config *config;
 	struct dns_rewrite to = {};
+	void *data, *data_end;
 	enum dns_reason reason;
 	struct dns_pkt pkt = {};
 	int verdict = PASS;
 	__u32 zero = 0;
 
+	pull_headers(skb);
+	data = (void *)(long)skb->data;
+	data_end = (void *)(long)skb->data_end;
 	reason = parse_udp(data, data_end, skb->len, &pkt);
 	if (likely(reason == DNS_NOT_OURS || (pkt.has_ports && pkt.dport != cfg_dns_port)))
 		return PASS;
@@ -140,6 +157,7 @@ int dns_guard(struct xdp_md *xdp)
 	struct dns_pkt pkt = {};
 	enum dns_reason reason;
 
+	data += priority_tag(data, data_end);
 	reason = parse_udp(data, data_end, data_end - data, &pkt);
 	/* A packet whose port can't be read may be for another service here: user space checks its source. */
 	if (reason == DNS_NOT_OURS ? !is_dns_tcp(data, data_end, &pkt) : !pkt.has_ports || pkt.dport != cfg_dns_port)
@@ -166,17 +184,19 @@ int dns_guard(struct xdp_md *xdp)
 SEC("tc")
 int dns_from_backend(struct __sk_buff *skb)
 {
-	void *data = (void *)(long)skb->data;
-	void *data_end = (void *)(long)skb->data_end;
 	struct dns_scratch *scratch;
 	struct dns_config *config;
 	struct dns_rewrite to = {};
+	void *data, *data_end;
 	enum dns_reason reason;
 	enum dns_scope scope;
 	struct dns_pkt pkt = {};
 	int verdict = PASS;
 	__u32 zero = 0;
 
+	pull_headers(skb);
+	data = (void *)(long)skb->data;
+	data_end = (void *)(long)skb->data_end;
 	if (parse_udp(data, data_end, skb->len, &pkt) != DNS_OK)
 		return PASS;
 	config = bpf_map_lookup_elem(&dns_config, &zero);

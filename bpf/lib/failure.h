@@ -129,6 +129,7 @@ static __always_inline int answer_failure(struct __sk_buff *skb, const struct dn
 		*reason = DNS_REASON_error_rewrite;
 		return TC_ACT_SHOT;
 	}
+	forget_sender(skb);
 	*reason = DNS_REASON_answered_failure;
 	return local ? TC_ACT_OK : bpf_redirect_neigh(reply_ifindex(skb->ifindex), NULL, 0, 0);
 }

@@ -45,7 +45,11 @@ static __always_inline bool is_dns_tcp(void *data, void *data_end, struct dns_pk
 	return tcp->dest == bpf_htons(cfg_dns_port);
 }
 
-static __always_inline bool is_allowed(const union addr *source)
+/*
+ * A function of its own: what it leaves on the stack would be part of the verifier's state, and all that follows be
+ * looked at a second time.
+ */
+static __noinline bool is_allowed(const union addr *source)
 {
 	struct dns_prefix prefix = { .length = 128 };
 

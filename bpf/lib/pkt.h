@@ -12,6 +12,10 @@
 #include "reasons.h"
 
 #define IP_FRAGMENT_BE bpf_htons(0x3fff) /* MF and the offset; DF and the reserved bit are no fragment */
+#define VLAN_VID_MASK  0x0fff            /* of a tag's control information (IEEE 802.1Q) */
+
+/* What parse_udp() looks at, at the most. */
+#define HEADERS_MAX (ETH_HLEN + sizeof(struct ipv6hdr) + sizeof(struct udphdr))
 
 /*
  * One parsed packet: offsets and copied values, never packet pointers, since those die with every helper that may
@@ -110,6 +114,31 @@ static __always_inline enum dns_reason parse_ipv6(void *data, void *data_end, __
 	             !udp->check))
 		return DNS_REASON_passed_malformed;
 	return DNS_OK;
+}
+
+/* A frame's Ethernet header with a VLAN tag (IEEE 802.1Q). */
+struct vlan_ethhdr {
+	__u8 h_dest[ETH_ALEN];
+	__u8 h_source[ETH_ALEN];
+	__be16 h_vlan_proto;
+	__be16 h_vlan_tci;
+	__be16 h_vlan_encapsulated_proto;
+};
+
+/*
+ * The octets by which a priority tag, one of VLAN 0, moves the headers; the stack ignores it. Read from there on, the
+ * frame is one without it but for its Ethernet addresses. For XDP: before TC the stack has taken a tag out of the
+ * frame.
+ */
+static __always_inline __u32 priority_tag(void *data, void *data_end)
+{
+	struct vlan_ethhdr *eth = data;
+
+	if ((void *)(eth + 1) > data_end ||
+	    (eth->h_vlan_proto != bpf_htons(ETH_P_8021Q) && eth->h_vlan_proto != bpf_htons(ETH_P_8021AD)) ||
+	    eth->h_vlan_tci & bpf_htons(VLAN_VID_MASK))
+		return 0;
+	return sizeof(*eth) - ETH_HLEN;
 }
 
 /*

@@ -54,6 +54,15 @@ static __always_inline int rewrite_tc(struct __sk_buff *skb, const struct dns_pk
 	udp = data + (pkt->l4_off & 0x3f);
 	if ((void *)(udp + 1) > data_end)
 		return -1;
+	/*
+	 * A device may have summed up the packet (CHECKSUM_COMPLETE). The helper keeps its sum right for what the
+	 * checksum fields of IPv4 and UDP make up for: IPv6 has no such field (newer kernels have the flag BPF_F_IPV6
+	 * for it), and a UDP checksum of zero stays.
+	 */
+	if (pkt->v6)
+		bpf_csum_update(skb, addr_diff);
+	else if (!udp->check)
+		bpf_csum_update(skb, port_diff);
 	udp->source = bpf_htons(to->sport);
 	udp->dest = bpf_htons(to->dport);
 	if (pkt->v6) {
@@ -93,14 +102,29 @@ static __always_inline int clear_macs(struct __sk_buff *skb)
 	return 0;
 }
 
+/*
+ * What the asker's socket gave the packet, or a rule or queue on its way here, is not for the way on: a mark would
+ * choose its route. The kernel itself takes the delivery time off. Volatile: two stores must not become one, of which
+ * the verifier knows nothing.
+ */
+static __always_inline void forget_sender(volatile struct __sk_buff *skb)
+{
+	skb->mark = 0;
+	skb->priority = 0;
+	skb->queue_mapping = 0;
+}
+
 /* Rewrite and send on. Return: a TC verdict; *reason becomes error_rewrite where that failed. */
 static __always_inline int apply_tc(struct __sk_buff *skb, const struct dns_pkt *pkt, const struct dns_rewrite *to,
                                     enum dns_reason *reason)
 {
-	if (rewrite_tc(skb, pkt, to) || (to->local && clear_macs(skb))) {
+	/* A tag that is still there has a priority only. */
+	if ((skb->vlan_present && bpf_skb_vlan_pop(skb)) || rewrite_tc(skb, pkt, to) ||
+	    (to->local && clear_macs(skb))) {
 		*reason = DNS_REASON_error_rewrite;
 		return TC_ACT_SHOT;
 	}
+	forget_sender(skb);
 	if (to->local)
 		return bpf_redirect(to->ifindex, BPF_F_INGRESS);
 	return bpf_redirect_neigh(to->ifindex, NULL, 0, 0);

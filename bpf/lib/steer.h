@@ -119,9 +119,6 @@ static __always_inline enum dns_reason decide_query(const struct dns_pkt *pkt, c
 	to->sport = nat_port;
 	to->dport = backend->port;
 	to->ifindex = backend->out_ifindex;
-	to->local = 0;
-	to->opt_size_off = 0;
-	to->opt_size_be = 0;
 	if (pkt->opt_size_off && bpf_ntohs(pkt->opt_size_be) > cfg_edns_size_max) {
 		to->opt_size_off = pkt->opt_size_off;
 		to->opt_size_be = bpf_htons(cfg_edns_size_max);
@@ -172,8 +169,6 @@ static __always_inline enum dns_reason decide_reply(void *data, void *data_end, 
 	to->dport = flow->client_port;
 	to->ifindex = flow->ifindex;
 	to->local = flow->local;
-	to->opt_size_off = 0;
-	to->opt_size_be = 0;
 	timed = flow->timed_ns;
 	if (!flow_release(flow, started))
 		return DNS_NOT_OURS;

@@ -546,3 +546,38 @@ func TestGuardReplyFromAllowed(t *testing.T) {
 		h.expectGuard(t, frame, "refused_message")
 	}
 }
+
+// A tag of VLAN 0 has but a priority: the stack ignores it, and so does the guard. Other VLANs have interfaces of their own.
+func TestGuardVLAN(t *testing.T) {
+	h := newGuardHarness(t)
+	message := query(t, inZone)
+	for _, f := range guardFamilies {
+		for name, frame := range map[string]func(source netip.AddrPort) []byte{
+			"UDP": func(source netip.AddrPort) []byte { return pktgen.UDP(source, f.listener, message) },
+			"TCP": func(source netip.AddrPort) []byte { return pktgen.SYN(source, f.listener) },
+		} {
+			for _, tag := range []struct {
+				name    string
+				octets  []byte
+				outside string
+			}{
+				{"priority 0", []byte{0x81, 0, 0, 0}, "refused_source"},
+				{"priority 5", []byte{0x81, 0, 0xa0, 0}, "refused_source"},
+				{"drop eligible", []byte{0x81, 0, 0xf0, 0}, "refused_source"},
+				{"802.1ad", []byte{0x88, 0xa8, 0x20, 0}, "refused_source"},
+				{"VLAN 1", []byte{0x81, 0, 0, 1}, notOurs},
+				{"VLAN 256", []byte{0x81, 0, 0xa1, 0}, notOurs},
+				{"VLAN 4095", []byte{0x88, 0xa8, 0x0f, 0xff}, notOurs},
+			} {
+				t.Run(f.name+"/"+name+"/"+tag.name, func(t *testing.T) {
+					h.expectGuard(t, slices.Insert(frame(f.client), 12, tag.octets...), notOurs)
+					h.expectGuard(t, slices.Insert(frame(f.stranger), 12, tag.octets...), tag.outside)
+				})
+			}
+		}
+		reply := slices.Insert(pktgen.UDP(f.client, f.listener, put(message, 2, 0x81)), 12, 0x81, 0, 0xa0, 0)
+		h.expectGuard(t, reply, "refused_message")
+		h.expectGuard(t, reply[:17], notOurs)
+		h.expectGuard(t, reply[:18], notOurs)
+	}
+}

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/miekg/dns"
@@ -201,5 +202,82 @@ func TestRetryOnTheOtherEndpoint(t *testing.T) {
 	}
 	if second != rounds {
 		t.Errorf("of %d repeated queries %d went to the other endpoint", rounds, second)
+	}
+}
+
+// TestAskersMark: a mark, which routes the packets of the asker's socket or of an endpoint's port, is not for the way on.
+// Rules that steer marked packets elsewhere would lose a query, and a reply.
+func TestAskersMark(t *testing.T) {
+	h := raise(t, lab.Options{})
+	h.attach(endpoints, endpoints6, ranges)
+	sh(t, h.Host(), `
+		ip rule add fwmark 7 lookup 100
+		ip route add default via 172.20.0.99 dev cni0 table 100
+		ip route add 172.19.1.0/24 via 172.19.1.99 dev kubeswitch table 100
+		ip -6 rule add fwmark 7 lookup 100
+		ip -6 route add default via fd00:20::99 dev cni0 table 100
+		nft 'add table netdev marks'
+		for port in vcoredns0 vcoredns1; do
+			nft "add chain netdev marks $port { type filter hook ingress device $port priority 0; meta mark set 7; }"
+		done`)
+	before := h.dataplane()
+	const rounds = 5
+	for range rounds {
+		for _, server := range []netip.AddrPort{hostDNS, hostDNS6} {
+			raw, err := askMarked(h.Host(), server, 7, pack(t, 1, lab.Backend, dns.TypeA))
+			if err := errors.Join(err, isAddress(raw, lab.Backend4)); err != nil {
+				t.Errorf("a marked query to %s: %v", server, err)
+			}
+		}
+		raw, err := ask(h.Worker(), switchDNS, pack(t, 1, lab.Backend, dns.TypeA), patience)
+		if err := errors.Join(err, isAddress(raw, lab.Backend4)); err != nil {
+			t.Errorf("a worker's query, of which the reply is marked: %v", err)
+		}
+	}
+	after := h.dataplane()
+	if host, worker := after.rose(before, "host", "replied"), after.rose(before, "kubeswitch", "replied"); host != 2*rounds || worker != rounds {
+		t.Errorf("%d and %d replies by the kernel's way, want %d and %d", host, worker, 2*rounds, rounds)
+	}
+}
+
+// askMarked is ask from a socket with a mark.
+func askMarked(from *lab.Node, server netip.AddrPort, mark int, payload []byte) ([]byte, error) {
+	conn, err := listenUDP(from, netip.AddrPortFrom(server.Addr(), 0).String())
+	if err != nil {
+		return nil, err
+	}
+	defer conn.Close()
+	control, err := conn.SyscallConn()
+	if err != nil {
+		return nil, err
+	}
+	var failed error
+	if err := control.Control(func(fd uintptr) {
+		failed = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_MARK, mark)
+	}); err != nil || failed != nil {
+		return nil, errors.Join(err, failed)
+	}
+	if _, err := conn.WriteToUDPAddrPort(payload, server); err != nil {
+		return nil, err
+	}
+	m, err := receive(conn, server, noReply)
+	if err != nil {
+		return nil, err
+	}
+	return m.Pack()
+}
+
+// TestSteeredOnlyLost: where CoreDNS can be asked, but what is steered gets lost, attach does not send one to look after
+// CoreDNS.
+func TestSteeredOnlyLost(t *testing.T) {
+	h := raise(t, lab.Options{})
+	sh(t, h.Host(), `
+		nft 'add table netdev lossy'
+		for port in vcoredns0 vcoredns1; do
+			nft "add chain netdev lossy $port { type filter hook ingress device $port priority 0; udp sport 53 udp dport < 32768 drop; }"
+		done`)
+	r := h.run(append(append([]string{"attach", "--wait", "3s"}, endpoints...), ranges...)...)
+	if r.code != 1 || !strings.Contains(r.stderr, "answers when it is asked directly") || !strings.Contains(r.stderr, "cni0") {
+		t.Errorf("want a reason: %v", r)
 	}
 }

@@ -26,8 +26,12 @@ import (
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/test/lab"
 )
 
-// inside is set in the process that has namespaces of its own.
-const inside = "K2S_KERNEL_TEST_INSIDE"
+const (
+	// inside is set in the process that has namespaces of its own.
+	inside = "K2S_KERNEL_TEST_INSIDE"
+	// nicsVariable names two network adapters, joined by a cable, that the tests may have.
+	nicsVariable = "K2S_KERNEL_TEST_NICS"
+)
 
 // TestMain runs the tests in a second process with network, mounts and processes of its own: nothing of the machine is
 // touched, and when it ends, however that is, the daemon that it attached ends with it.
@@ -41,13 +45,29 @@ func TestMain(m *testing.M) {
 	cmd.SysProcAttr = &syscall.SysProcAttr{
 		Cloneflags: unix.CLONE_NEWNET | unix.CLONE_NEWNS | unix.CLONE_NEWPID, Pdeathsig: unix.SIGKILL,
 	}
-	err := cmd.Run()
+	err := cmd.Start()
+	if err == nil {
+		giveNICs(cmd.Process.Pid)
+		err = cmd.Wait()
+	}
 	var exit *exec.ExitError
 	if err != nil && !errors.As(err, &exit) {
 		fmt.Fprintln(os.Stderr, "run the tests in namespaces of their own:", err)
 		os.Exit(1)
 	}
 	os.Exit(max(cmd.ProcessState.ExitCode(), -cmd.ProcessState.ExitCode()))
+}
+
+// giveNICs moves the network adapters for the tests into the network of a process.
+func giveNICs(pid int) {
+	for name := range strings.SplitSeq(os.Getenv(nicsVariable), ",") {
+		if nic, err := netlink.LinkByName(name); err == nil {
+			err = netlink.LinkSetNsPid(nic, pid)
+			if err != nil {
+				fmt.Fprintf(os.Stderr, "move adapter %s: %v\n", name, err)
+			}
+		}
+	}
 }
 
 const (
@@ -74,6 +94,14 @@ type host struct {
 	dir     string
 	cluster *server
 	worker  *node
+}
+
+// in is the same host for a subtest.
+func (h *host) in(t *testing.T) *host {
+	t.Helper()
+	inner := *h
+	inner.t = t
+	return &inner
 }
 
 func (h *host) path(name string) string { return filepath.Join(h.dir, name) }
@@ -464,6 +492,7 @@ func serve(t *testing.T, on *node, answer string) *server {
 				A:   net.ParseIP(answer),
 			}}
 		}
+		sized(query, reply)
 		_ = w.WriteMsg(reply)
 	})
 	for _, address := range on.addresses {

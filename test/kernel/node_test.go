@@ -97,6 +97,13 @@ func removeAfterwards(t *testing.T, device netlink.Link) {
 	})
 }
 
+func addRoute(t *testing.T, to, via netip.Addr) {
+	t.Helper()
+	check(t, "add route", netlink.RouteAdd(&netlink.Route{
+		Dst: &net.IPNet{IP: to.AsSlice(), Mask: net.CIDRMask(to.BitLen(), to.BitLen())}, Gw: via.AsSlice(),
+	}))
+}
+
 // addAddress adds an address that can be used at once: without the search for a duplicate that IPv6 begins with.
 func addAddress(t *testing.T, device netlink.Link, text string) {
 	t.Helper()
