@@ -175,15 +175,18 @@ func (d *Datapath) attachFilter(a Attachment, program *ebpf.Program) error {
 	return nil
 }
 
-// attachXDP prefers the driver's own hook. Interfaces whose driver has none, a bridge for one, get the generic hook.
+// attachXDP prefers the driver's own hook. Interfaces whose driver has none, a bridge for one, get the generic hook, and
+// so do those whose driver refuses as they are set up: with jumbo frames, with offloads, for want of a queue. There the
+// program is shown each frame in one piece, too.
 func attachXDP(pin string, a Attachment, program *ebpf.Program) error {
 	options := link.XDPOptions{Interface: a.Ifindex, Program: program, Flags: link.XDPDriverMode}
+	taken := func(err error) bool { return errors.Is(err, unix.EBUSY) || errors.Is(err, unix.EEXIST) }
 	xdp, err := link.AttachXDP(options)
-	if errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.EINVAL) {
+	if err != nil && !taken(err) {
 		options.Flags = link.XDPGenericMode
 		xdp, err = link.AttachXDP(options)
 	}
-	if errors.Is(err, unix.EBUSY) || errors.Is(err, unix.EEXIST) {
+	if taken(err) {
 		return fmt.Errorf("another XDP program is on %s: %w", a.Interface, err)
 	}
 	if err != nil {

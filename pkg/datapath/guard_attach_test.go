@@ -82,6 +82,24 @@ func foreignXDP(t *testing.T) *ebpf.Program {
 	return program
 }
 
+// A veth takes no program of its driver's hook while its peer may send more than a page.
+func TestGuardOnJumboFrames(t *testing.T) {
+	pinDir := newNamespace(t)
+	ifindex := addInterface(t, "eth0")
+	for _, end := range []string{"eth0", "peer-eth0"} {
+		device, err := netlink.LinkByName(end)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := netlink.LinkSetMTU(device, 9000); err != nil {
+			t.Fatal(err)
+		}
+	}
+	d := load(t, Options{PinDir: pinDir})
+	tryGuard(t, d, "eth0", ifindex)
+	wantGuard(t, d, "eth0", "generic")
+}
+
 func TestGuardAttach(t *testing.T) {
 	pinDir := newNamespace(t)
 	veth := addInterface(t, "eth0.7")
