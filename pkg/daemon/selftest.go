@@ -61,8 +61,21 @@ func (d *Daemon) awaitAnswer(ctx context.Context, server netip.AddrPort, n netwo
 			reason = err
 		}
 	}
-	return fmt.Errorf("self-test: %s does not answer for %s within %s: %w: check that CoreDNS runs and that this host reaches it",
-		server, name, d.config.Wait, reason)
+	return fmt.Errorf("self-test: %s does not answer for %s within %s: %w: %s",
+		server, name, d.config.Wait, reason, d.selfTestRemedy(context.WithoutCancel(ctx), name))
+}
+
+// selfTestRemedy tells an endpoint that can't be reached from one that only steered queries don't reach.
+func (d *Daemon) selfTestRemedy(ctx context.Context, name string) string {
+	if d.datapath != nil {
+		for _, e := range d.network.endpoints {
+			if e.steerable() && askSOA(ctx, e.Address, name) == nil {
+				return fmt.Sprintf("CoreDNS at %s answers when it is asked directly, so what the kernel steers, or the reply to it, "+
+					"is lost on the way: look for a firewall at %s, or attach with --no-bpf", e.Address, e.route.Interface)
+			}
+		}
+	}
+	return "check that CoreDNS runs and that this host reaches it"
 }
 
 var errUnhelpful = errors.New("unhelpful answer")
