@@ -90,13 +90,19 @@ static __always_inline int swap_ends(void *data, void *data_end, const struct dn
 	return 0;
 }
 
-static __always_inline int write_failure(void *data, void *data_end, const struct dns_pkt *pkt,
-                                         const struct dns_failure *to)
+static __always_inline int write_failure(struct __sk_buff *skb, const struct dns_pkt *pkt, const struct dns_failure *to,
+                                         __u32 diff)
 {
+	void *data = (void *)(long)skb->data;
+	void *data_end = (void *)(long)skb->data_end;
+	struct udphdr *udp = data + (pkt->l4_off & 0x3f);
 	struct dnshdr *hdr = data + (pkt->dns_off & 0x7f);
 
-	if ((void *)(hdr + 1) > data_end || swap_ends(data, data_end, pkt))
+	if ((void *)(udp + 1) > data_end || (void *)(hdr + 1) > data_end || swap_ends(data, data_end, pkt))
 		return -1;
+	/* As in rewrite_tc(). */
+	if (!udp->check)
+		bpf_csum_update(skb, diff);
 	hdr->flags = to->flags;
 	if (to->opt_end_off) {
 		struct dns_opt_end *end = data + (to->opt_end_off & 0x1ff);
@@ -123,13 +129,11 @@ static __always_inline int answer_failure(struct __sk_buff *skb, const struct dn
 	struct dns_failure to = {};
 	__u32 diff = 0;
 
-	if (plan_failure((void *)(long)skb->data, (void *)(long)skb->data_end, pkt, &to, &diff) ||
-	    bpf_l4_csum_replace(skb, csum_off, 0, diff, L4_CSUM_FLAGS) ||
-	    write_failure((void *)(long)skb->data, (void *)(long)skb->data_end, pkt, &to)) {
+	if (forget_sender(skb) || plan_failure((void *)(long)skb->data, (void *)(long)skb->data_end, pkt, &to, &diff) ||
+	    bpf_l4_csum_replace(skb, csum_off, 0, diff, L4_CSUM_FLAGS) || write_failure(skb, pkt, &to, diff)) {
 		*reason = DNS_REASON_error_rewrite;
 		return TC_ACT_SHOT;
 	}
-	forget_sender(skb);
 	*reason = DNS_REASON_answered_failure;
 	return local ? TC_ACT_OK : bpf_redirect_neigh(reply_ifindex(skb->ifindex), NULL, 0, 0);
 }

@@ -106,25 +106,28 @@ static __always_inline int clear_macs(struct __sk_buff *skb)
  * What the asker's socket gave the packet, or a rule or queue on its way here, is not for the way on: a mark would
  * choose its route. The kernel itself takes the delivery time off. Volatile: two stores must not become one, of which
  * the verifier knows nothing.
+ *
+ * Invalidates all packet pointers.
  */
-static __always_inline void forget_sender(volatile struct __sk_buff *skb)
+static __always_inline int forget_sender(struct __sk_buff *skb)
 {
-	skb->mark = 0;
-	skb->priority = 0;
-	skb->queue_mapping = 0;
+	volatile struct __sk_buff *fields = skb;
+
+	fields->mark = 0;
+	fields->priority = 0;
+	fields->queue_mapping = 0;
+	/* A tag that is still there has a priority only. */
+	return skb->vlan_present ? bpf_skb_vlan_pop(skb) : 0;
 }
 
 /* Rewrite and send on. Return: a TC verdict; *reason becomes error_rewrite where that failed. */
 static __always_inline int apply_tc(struct __sk_buff *skb, const struct dns_pkt *pkt, const struct dns_rewrite *to,
                                     enum dns_reason *reason)
 {
-	/* A tag that is still there has a priority only. */
-	if ((skb->vlan_present && bpf_skb_vlan_pop(skb)) || rewrite_tc(skb, pkt, to) ||
-	    (to->local && clear_macs(skb))) {
+	if (forget_sender(skb) || rewrite_tc(skb, pkt, to) || (to->local && clear_macs(skb))) {
 		*reason = DNS_REASON_error_rewrite;
 		return TC_ACT_SHOT;
 	}
-	forget_sender(skb);
 	if (to->local)
 		return bpf_redirect(to->ifindex, BPF_F_INGRESS);
 	return bpf_redirect_neigh(to->ifindex, NULL, 0, 0);

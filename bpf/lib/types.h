@@ -27,7 +27,8 @@ enum dns_scope {
 	DNS_SCOPE_HOST,
 	DNS_SCOPE_KUBESWITCH,
 	DNS_SCOPE_POD,
-	DNS_SCOPE_TRANSPARENT, /* another server of this host has the port, and queries of its programs are steered past it */
+	DNS_SCOPE_TRANSPARENT, /* another server has the port, and queries of this host's programs are steered past it
+	                        */
 	DNS_SCOPE_SHARED,      /* the same at the KubeSwitch address: those of workers, too */
 	DNS_SCOPE_MAX,
 };

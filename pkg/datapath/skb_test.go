@@ -5,6 +5,7 @@ package datapath
 import (
 	"encoding/binary"
 	"errors"
+	"net/netip"
 	"testing"
 
 	"github.com/cilium/ebpf"
@@ -33,7 +34,8 @@ type way struct {
 func eachWay(t *testing.T, visit func(t *testing.T, w way)) {
 	t.Helper()
 	h, failing := newHarness(t), newHarness(t)
-	failing.replaceScope(t, ScopeTransparent)
+	failing.replaceScope(t, ScopeShared)
+	failing.replaceAllowed(t, netip.PrefixFrom(client4.Addr(), 32), netip.PrefixFrom(client6.Addr(), 128))
 	failing.replaceZones(t, []string{testZone})
 	run := func(name string, h *harness, program Program, verdict string, frame []byte) {
 		loaded, err := h.program(program)
@@ -59,7 +61,12 @@ func eachWay(t *testing.T, visit func(t *testing.T, w way)) {
 					run(name+", no checksum, reply", h, FromBackend, "redirect", replyFrame(q, answer(t, q), none))
 				}
 			}
-			run(name+", failure", failing, FromHost, "ok", f.query(message))
+			for program, verdict := range map[Program]string{FromHost: "ok", FromClient: "redirect"} {
+				run(name+", failure", failing, program, verdict, f.query(message))
+				if f.client.Addr().Is4() {
+					run(name+", no checksum, failure", failing, program, verdict, f.query(message, none))
+				}
+			}
 		}
 	}
 }
