@@ -3,6 +3,7 @@
 package daemon
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -42,6 +43,7 @@ type network struct {
 	fallback   []endpoint         // the host's own servers, for the time that the daemon is dead
 	clients    netdev.Interface   // with the KubeSwitch address; index 0 without
 	allowed    []netip.Prefix     // that may ask at the KubeSwitch address
+	unsteered  string             // why what they ask is not steered; empty if it is
 	pods       []netdev.Interface // whose queries are steered
 	clusterDNS []netip.Addr       // that pods ask
 	resolvers  []netip.Addr       // the host's own, in transparent mode
@@ -50,13 +52,17 @@ type network struct {
 // lookAround builds the network of a snapshot from the host's present state. The caller holds d.mu or is alone.
 func (d *Daemon) lookAround(snapshot discovery.Snapshot) (n network, err error) {
 	n.zones = d.routing.zonesOf(snapshot)
-	n.endpoints = resolveRoutes(snapshot.Endpoints)
+	w, err := d.lookUpWays()
+	if err != nil {
+		return n, err
+	}
+	n.endpoints = w.resolve(snapshot.Endpoints)
 	for i, e := range n.endpoints {
 		n.endpoints[i].dead = d.health.isDead(e.Address)
 		n.endpoints[i].severed, n.endpoints[i].onTrial = d.health.way(e.Address)
 	}
 	for _, upstream := range d.routing.upstreams {
-		n.fallback = append(n.fallback, resolveRoutes([]discovery.Endpoint{{Address: upstream, Source: "upstream"}})...)
+		n.fallback = append(n.fallback, w.resolve([]discovery.Endpoint{{Address: upstream, Source: "upstream"}})...)
 	}
 	n.resolvers = d.resolvers
 	if n.pods, err = netdev.MatchInterfaces(d.config.Pods); err != nil {
@@ -82,6 +88,7 @@ func (d *Daemon) lookAround(snapshot discovery.Snapshot) (n network, err error) 
 	if n.allowed = d.config.Allowed; len(n.allowed) == 0 {
 		n.allowed, err = subnetsOf(n.clients.Name)
 	}
+	n.unsteered = w.answers(d.kubeSwitch, n.clients.Index, n.allowed)
 	return n, err
 }
 
@@ -97,24 +104,83 @@ func subnetsOf(name string) ([]netip.Prefix, error) {
 	return prefixes, nil
 }
 
-// resolveRoutes finds the way to each endpoint. One that the kernel can't steer to stays with the forwarder.
-func resolveRoutes(endpoints []discovery.Endpoint) []endpoint {
+// ways is what decides, beside the routes, whether the kernel may steer.
+type ways struct {
+	ipsec netdev.IPsec
+	ports netdev.PortRange // of steered queries
+}
+
+// lookUpWays needs what only who steers has: CAP_NET_ADMIN.
+func (d *Daemon) lookUpWays() (w ways, err error) {
+	if !d.config.BPF {
+		return w, nil
+	}
+	if w.ipsec, err = netdev.LookUpIPsec(); err != nil {
+		return w, err
+	}
+	w.ports, err = netdev.PortsOutsideEphemeral()
+	return w, err
+}
+
+// resolve finds the way to each endpoint. One that the kernel can't steer to, or only past what the stack does with packets
+// to it, stays with the forwarder.
+func (w ways) resolve(endpoints []discovery.Endpoint) []endpoint {
 	resolved := make([]endpoint, 0, len(endpoints))
 	for _, found := range endpoints {
 		e := endpoint{Endpoint: found}
 		route, err := netdev.RouteTo(found.Address.Addr())
+		not := ""
 		switch {
 		case err != nil:
 			e.note = err.Error()
 		case route.Local:
-			e.note = "on this host: asked by the forwarder, not steered to"
+			not = "on this host"
 		case !route.Ethernet:
-			e.note = route.Interface + " has no Ethernet header: asked by the forwarder, not steered to"
+			not = route.Interface + " has no Ethernet header"
+		case route.Bypass != "":
+			not = route.Bypass
+		default:
+			port := found.Address.Port()
+			query := netdev.Flow{
+				From: single(route.Source), To: single(found.Address.Addr()), Ifindex: route.Ifindex,
+				FromPorts: w.ports, ToPorts: netdev.PortRange{First: port, Last: port},
+			}
+			not = cmp.Or(w.ipsec.Sends(query), w.ipsec.Accepts(query.Reverse()))
+		}
+		if not != "" {
+			e.note = not + ": asked by the forwarder, not steered to"
 		}
 		e.route = route
 		resolved = append(resolved, e)
 	}
 	return resolved
+}
+
+// answers says why what the kernel sends from an address back to clients would go past what the stack does with it; empty if
+// it does not.
+func (w ways) answers(from netip.Addr, ifindex int, clients []netip.Prefix) (not string) {
+	dns := netdev.PortRange{First: config.DNSPort, Last: config.DNSPort}
+	for _, prefix := range clients {
+		if prefix.Addr().Is4() != from.Is4() {
+			continue
+		}
+		reply := netdev.Flow{
+			From: single(from), To: prefix, Ifindex: ifindex,
+			FromPorts: dns, ToPorts: netdev.PortRange{First: 1, Last: 1<<16 - 1},
+		}
+		if not = cmp.Or(w.ipsec.Sends(reply), w.ipsec.Accepts(reply.Reverse())); not != "" {
+			return fmt.Sprintf("%s: %s", prefix, not)
+		}
+	}
+	return ""
+}
+
+func unsteeredNote(why string) string {
+	return why + ": what is asked at the KubeSwitch address is left to the server there, not steered"
+}
+
+func single(address netip.Addr) netip.Prefix {
+	return netip.PrefixFrom(address.WithZone(""), address.BitLen())
 }
 
 // backends are the endpoints that queries are steered to. Without any the forwarder takes them: it asks what lives and can't be
@@ -236,10 +302,12 @@ func (d *Daemon) kernelListeners(n network) []datapath.Listener {
 		scope := datapath.ScopeKubeSwitch
 		if address.Addr().IsLoopback() {
 			scope = datapath.ScopeHost
+		} else if n.unsteered != "" {
+			continue
 		}
 		listeners = append(listeners, datapath.Listener{Address: address, Scope: scope})
 	}
-	if d.sharesKubeSwitch() && n.clients.Index != 0 { // elsewhere it is another host's
+	if d.sharesKubeSwitch() && n.clients.Index != 0 && n.unsteered == "" { // elsewhere it is another host's
 		listeners = append(listeners, datapath.Listener{
 			Address: netip.AddrPortFrom(d.kubeSwitch, config.DNSPort), Scope: datapath.ScopeShared,
 		})

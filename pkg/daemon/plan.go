@@ -84,6 +84,9 @@ func (d *Daemon) describe(n network) (lines []string) {
 				what = " for cluster names"
 			}
 			say("let only %s ask%s on %s", n.allowed, what, n.clients.Name)
+			if n.unsteered != "" {
+				say("%s", unsteeredNote(n.unsteered))
+			}
 		}
 	}
 	for _, zone := range n.zones {

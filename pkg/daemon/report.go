@@ -81,6 +81,9 @@ func (d *Daemon) report() status.Report {
 		report.Problems = append(report.Problems, "no interface has the KubeSwitch address "+d.kubeSwitch.String()+": workers are not answered")
 	}
 	report.Shared = d.shared(d.network)
+	if d.network.unsteered != "" {
+		report.Discovery.Notes = append(slices.Clone(report.Discovery.Notes), unsteeredNote(d.network.unsteered))
+	}
 	fillLoop(&report, stats.LastLoop)
 	var problem string
 	if report.Guardian, problem = d.guard.report(); problem != "" {

@@ -1,12 +1,13 @@
 package netdev
 
 import (
+	"encoding/binary"
 	"errors"
 	"fmt"
-	"net"
 	"net/netip"
 
 	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 )
 
@@ -23,36 +24,87 @@ type Route struct {
 	Local bool
 	// Ethernet is set if frames on the interface have an Ethernet header.
 	Ethernet bool
+	// Bypass says what the stack does on this route that a redirect to the interface would not; empty if nothing is known.
+	Bypass string
 }
 
-// RouteTo looks the route to an address up, as the kernel would for a packet without a source.
-func RouteTo(address netip.Addr) (Route, error) {
+// RouteTo looks the route to an address up, as the kernel would for a packet without a source. A zone is an interface's name.
+func RouteTo(address netip.Addr) (route Route, err error) {
 	address = address.Unmap()
-	routes, err := netlink.RouteGet(net.IP(address.AsSlice()))
+	found, err := lookUpRoute(address)
 	switch {
 	case errors.Is(err, unix.ENETUNREACH) || errors.Is(err, unix.EHOSTUNREACH):
 		return Route{}, fmt.Errorf("%w to %s: %w", ErrNoRoute, address, err)
 	case err != nil:
 		return Route{}, fmt.Errorf("look up the route to %s: %w", address, err)
-	case len(routes) == 0:
-		return Route{}, fmt.Errorf("%w to %s", ErrNoRoute, address)
 	}
-	found := routes[0]
-	device, err := netlink.LinkByIndex(found.LinkIndex)
+	device, err := netlink.LinkByIndex(found.ifindex)
 	if err != nil {
-		return Route{}, fmt.Errorf("look up interface %d on the route to %s: %w", found.LinkIndex, address, err)
+		return Route{}, fmt.Errorf("look up interface %d on the route to %s: %w", found.ifindex, address, err)
 	}
-	source, ok := netip.AddrFromSlice(found.Src)
-	if !ok {
-		return Route{}, fmt.Errorf("the route to %s over %s has no source address: give the interface one", address, device.Attrs().Name)
-	}
-	return Route{
+	route = Route{
 		Interface: device.Attrs().Name,
-		Ifindex:   found.LinkIndex,
-		Source:    source.Unmap(),
-		Local:     found.Type == unix.RTN_LOCAL,
+		Ifindex:   found.ifindex,
+		Source:    found.source,
+		Local:     found.kind == unix.RTN_LOCAL,
 		Ethernet:  device.Attrs().EncapType == "ether" || device.Attrs().EncapType == "loopback",
-	}, nil
+	}
+	if !route.Source.IsValid() {
+		return Route{}, fmt.Errorf("the route to %s over %s has no source address: give the interface one", address, route.Interface)
+	}
+	switch {
+	case device.Type() == "vrf":
+		route.Bypass = route.Interface + " is a VRF, which looks the route up again"
+	case found.encapsulated:
+		route.Bypass = "its route has an encapsulation (lwtunnel)"
+	}
+	return route, nil
+}
+
+type foundRoute struct {
+	ifindex      int
+	source       netip.Addr
+	kind         uint8 // RTN_*
+	encapsulated bool
+}
+
+// lookUpRoute asks the kernel. netlink.RouteGet would leave out encapsulations that it does not know.
+func lookUpRoute(address netip.Addr) (found foundRoute, err error) {
+	message := &nl.RtMsg{RtMsg: unix.RtMsg{Family: unix.AF_INET, Dst_len: uint8(address.BitLen()), Flags: unix.RTM_F_LOOKUP_TABLE}}
+	if address.Is6() {
+		message.Family = unix.AF_INET6
+	}
+	request := nl.NewNetlinkRequest(unix.RTM_GETROUTE, 0)
+	request.AddData(message)
+	request.AddData(nl.NewRtAttr(unix.RTA_DST, address.AsSlice()))
+	if zone := address.Zone(); zone != "" {
+		device, err := netlink.LinkByName(zone)
+		if err != nil {
+			return found, err
+		}
+		request.AddData(nl.NewRtAttr(unix.RTA_OIF, nl.Uint32Attr(uint32(device.Attrs().Index))))
+	}
+	replies, err := request.Execute(unix.NETLINK_ROUTE, unix.RTM_NEWROUTE)
+	if err != nil {
+		return found, err
+	}
+	if len(replies) != 1 || len(replies[0]) < unix.SizeofRtMsg {
+		return found, unix.EBADMSG
+	}
+	found.kind = nl.DeserializeRtMsg(replies[0]).Type
+	attributes, err := nl.ParseRouteAttr(replies[0][unix.SizeofRtMsg:])
+	for _, attribute := range attributes {
+		switch attribute.Attr.Type {
+		case unix.RTA_OIF:
+			found.ifindex = int(binary.NativeEndian.Uint32(attribute.Value))
+		case unix.RTA_PREFSRC:
+			source, _ := netip.AddrFromSlice(attribute.Value)
+			found.source = source.Unmap()
+		case unix.RTA_ENCAP_TYPE:
+			found.encapsulated = true
+		}
+	}
+	return found, err
 }
 
 // retryInterrupted repeats a dump that the kernel says may be inconsistent, since something changed while it ran.

@@ -2,16 +2,19 @@ package netdev
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"time"
 
 	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netlink/nl"
+	"golang.org/x/sys/unix"
 )
 
 // resubscribe is how often a subscription that can't be renewed is tried again.
 const resubscribe = time.Second
 
-// Changes sends a value after interfaces, addresses or routes have changed, until ctx ends. Changes that come while
+// Changes sends a value after interfaces, addresses, routes or IPsec policies have changed, until ctx ends. Changes that come while
 // one is waiting to be received are the same value: the receiver looks at the state anew in any case.
 func Changes(ctx context.Context) (<-chan struct{}, error) {
 	current, err := subscribe()
@@ -54,13 +57,14 @@ type subscription struct {
 	links     chan netlink.LinkUpdate
 	addresses chan netlink.AddrUpdate
 	routes    chan netlink.RouteUpdate
+	policies  chan struct{} // of IPsec
 	done      chan struct{}
 }
 
 func subscribe() (*subscription, error) {
 	s := &subscription{
 		links: make(chan netlink.LinkUpdate), addresses: make(chan netlink.AddrUpdate), routes: make(chan netlink.RouteUpdate),
-		done: make(chan struct{}),
+		policies: make(chan struct{}), done: make(chan struct{}),
 	}
 	if err := netlink.LinkSubscribe(s.links, s.done); err != nil {
 		return nil, fmt.Errorf("follow interfaces: %w", err)
@@ -73,7 +77,37 @@ func subscribe() (*subscription, error) {
 		close(s.done)
 		return nil, fmt.Errorf("follow routes: %w", err)
 	}
+	if err := s.followPolicies(); err != nil {
+		close(s.done)
+		return nil, fmt.Errorf("follow IPsec policies: %w", err)
+	}
 	return s, nil
+}
+
+// followPolicies subscribes to changes of IPsec policies, if the kernel has any and this process may know.
+func (s *subscription) followPolicies() error {
+	socket, err := nl.Subscribe(unix.NETLINK_XFRM, nl.XFRMNLGRP_POLICY)
+	if errors.Is(err, unix.EPROTONOSUPPORT) || errors.Is(err, unix.EPERM) {
+		s.policies = nil
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	go func() {
+		<-s.done
+		socket.Close()
+	}()
+	go func() {
+		defer close(s.policies)
+		for {
+			if _, _, err := socket.Receive(); err != nil {
+				return
+			}
+			s.policies <- struct{}{}
+		}
+	}()
+	return nil
 }
 
 // forward calls changed after each event, until ctx or one of the subscriptions ends; then it ends the others.
@@ -86,7 +120,7 @@ func (s *subscription) forward(ctx context.Context, changed func()) {
 		}
 	}
 	// A nil channel is never ready. All of them are read until they are closed: their writers must not be left waiting.
-	for s.links != nil || s.addresses != nil || s.routes != nil {
+	for s.links != nil || s.addresses != nil || s.routes != nil || s.policies != nil {
 		var open bool
 		select {
 		case <-stop:
@@ -103,6 +137,10 @@ func (s *subscription) forward(ctx context.Context, changed func()) {
 		case _, open = <-s.routes:
 			if !open {
 				s.routes = nil
+			}
+		case _, open = <-s.policies:
+			if !open {
+				s.policies = nil
 			}
 		}
 		if open {
