@@ -166,7 +166,7 @@ type clusterView struct{ lookup *discovery.Lookup }
 
 // newClusterView uses the kubeconfig that was named, else the one that the daemon uses, else the one that it would find.
 func newClusterView(c config.Config, daemons string) (diagnose.ClusterView, error) {
-	options := discovery.Options{Kubeconfig: c.Kubeconfig}
+	options := discovery.Options{Kubeconfig: c.Kubeconfig, NodeName: c.NodeName}
 	if isFile := daemons != discovery.InCluster && !strings.ContainsRune(daemons, filepath.ListSeparator); c.Kubeconfig == "" && isFile {
 		options.Kubeconfig = daemons
 	}
@@ -199,6 +199,9 @@ func (v clusterView) ServiceNames(ctx context.Context, namespace string) ([]stri
 	return names, viewError(err)
 }
 
+// Node implements diagnose.ClusterView.
+func (v clusterView) Node() string { return v.lookup.Node }
+
 // Close implements diagnose.ClusterView.
 func (v clusterView) Close() { v.lookup.Close() }
 
@@ -206,7 +209,10 @@ func viewService(s discovery.Service, err error) (diagnose.Service, error) {
 	if err != nil {
 		return diagnose.Service{}, viewError(err)
 	}
-	view := diagnose.Service{Namespace: s.Namespace, Name: s.Name, ExternalName: s.ExternalName, IPs: s.IPs}
+	view := diagnose.Service{
+		Namespace: s.Namespace, Name: s.Name, ExternalName: s.ExternalName, IPs: s.IPs,
+		LocalOnly: s.LocalOnly, Sticky: s.Sticky, Selectorless: s.Selectorless,
+	}
 	for _, p := range s.Ports {
 		view.Ports = append(view.Ports, diagnose.ServicePort(p))
 	}

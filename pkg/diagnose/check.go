@@ -76,6 +76,7 @@ const (
 	CauseAPIServer          Cause = "apiserver" // what is behind the address is unknown
 	CauseNoSuchPort         Cause = "no-such-port"
 	CauseNoReadyEndpoint    Cause = "no-ready-endpoint"
+	CauseTrafficPolicy      Cause = "traffic-policy"   // the Service is for other hosts
 	CauseServiceDatapath    Cause = "service-datapath" // endpoints answer, the Service address does not
 	CauseEndpoint           Cause = "endpoint"         // one of several does not answer
 	CauseNotListening       Cause = "not-listening"    // endpoints are reached, and refuse

@@ -126,6 +126,8 @@ type ClusterAnswer struct {
 	Others  []string
 	// Port is the Service's port that counts, nil if it has no such one.
 	Port *ServicePort
+	// Node is the name of this host's Node.
+	Node string
 }
 
 // Service is a Service with all that is behind it.
@@ -135,6 +137,9 @@ type Service struct {
 	IPs             []netip.Addr // none: headless
 	Ports           []ServicePort
 	Endpoints       []ServiceEndpoint
+	LocalOnly       bool // internalTrafficPolicy: Local
+	Sticky          bool // sessionAffinity: ClientIP
+	Selectorless    bool // its EndpointSlices are made by hand
 }
 
 // ServicePort is one port of a Service.
@@ -146,10 +151,10 @@ type ServicePort struct {
 
 // ServiceEndpoint is one address behind a Service, with its ports by the names of the Service's.
 type ServiceEndpoint struct {
-	Address netip.Addr
-	Ready   bool
-	Pod     string
-	Ports   map[string]uint16
+	Address                     netip.Addr
+	Ready, Serving, Terminating bool // as its EndpointSlice has them
+	Pod, Node                   string
+	Ports                       map[string]uint16
 }
 
 // Role is what an address is to a target.

@@ -37,6 +37,7 @@ type KernelView interface {
 // ClusterView asks the apiserver. Its errors match ErrNoCluster, ErrNoService or ErrDown where they are one of these.
 type ClusterView interface {
 	Source() string
+	Node() string // of this host
 	Close()
 	Service(ctx context.Context, namespace, name string) (Service, error)
 	ServiceOf(ctx context.Context, address netip.Addr) (Service, error)
@@ -250,7 +251,7 @@ func (c *Checker) gatherCluster(ctx context.Context, e *Evidence) {
 		return
 	}
 	defer view.Close()
-	e.Cluster.Source = view.Source()
+	e.Cluster.Source, e.Cluster.Node = view.Source(), view.Node()
 	ctx, cancel := context.WithTimeout(ctx, 2*c.Patience)
 	defer cancel()
 	if isAddress {
@@ -327,7 +328,7 @@ func (c *Checker) gatherConnections(ctx context.Context, e *Evidence) {
 		}
 		badEndpoint = badEndpoint || connection.Role == RoleEndpoint && !connection.works()
 	}
-	if !badEndpoint {
+	if !badEndpoint || e.Cluster.Service.Sticky { // then all go to the same
 		return
 	}
 	for _, connection := range toService {
@@ -361,13 +362,13 @@ func (c *Checker) plan(e *Evidence) (connections []Connection) {
 	if port != nil && port.Protocol == "TCP" && len(service.IPs) > 0 {
 		connections = toEach(e.addresses(), RoleService, port.Port)
 	}
-	for _, endpoint := range service.Endpoints {
+	for _, endpoint := range e.delivered() {
 		given := e.Target.Port
 		if len(service.IPs) > 0 {
 			given = 0 // it is the Service's and not the endpoint's
 		}
 		number, ok := service.reached(endpoint, port, given)
-		if !ok || !endpoint.Ready {
+		if !ok {
 			continue
 		}
 		if len(connections) == maxConnections {
@@ -378,6 +379,34 @@ func (c *Checker) plan(e *Evidence) (connections []Connection) {
 	}
 	return connections
 }
+
+// delivered are the endpoints that a connection to the Service is given to, as kube-proxy chooses them: the ready ones, and
+// without any those that serve on while they end; of these, with internalTrafficPolicy Local, the ones on this host's Node.
+// A headless Service's are those that DNS answers with, the ready ones.
+func (e Evidence) delivered() []ServiceEndpoint {
+	s := e.Cluster.Service
+	local := s.LocalOnly && len(s.IPs) > 0 && slices.ContainsFunc(e.addresses(), func(a netip.Addr) bool { return slices.Contains(s.IPs, a) })
+	return s.deliverable(func(endpoint ServiceEndpoint) bool { return !local || endpoint.Node == e.Cluster.Node })
+}
+
+func (s Service) deliverable(where func(ServiceEndpoint) bool) (ready []ServiceEndpoint) {
+	var ending []ServiceEndpoint
+	for _, endpoint := range s.Endpoints {
+		switch {
+		case !where(endpoint):
+		case endpoint.Ready:
+			ready = append(ready, endpoint)
+		case endpoint.Serving && endpoint.Terminating && len(s.IPs) > 0:
+			ending = append(ending, endpoint)
+		}
+	}
+	if len(ready) == 0 {
+		return ending
+	}
+	return ready
+}
+
+func anywhere(ServiceEndpoint) bool { return true }
 
 // targetEndpoints are those that the target is the address or the name of, and not that of their Service. A Pod's names are
 // 172-20-1-10.NAMESPACE.pod.ZONE and, below a Service's, its hostname or the same form of its address.

@@ -122,6 +122,7 @@ type cluster struct {
 }
 
 func (c cluster) Source() string { return "apiserver x" }
+func (c cluster) Node() string   { return "node-a" }
 func (c cluster) Close()         {}
 
 func (c cluster) Service(_ context.Context, namespace, name string) (Service, error) {
@@ -304,6 +305,23 @@ func TestGatherServiceRetries(t *testing.T) {
 	}
 }
 
+// placed is a Service for clients beside its endpoints, which are on these Nodes.
+func placed(nodes ...string) *Service {
+	s := backend(true, true)
+	s.LocalOnly = true
+	for i, node := range nodes {
+		s.Endpoints[i].Node = node
+	}
+	return s
+}
+
+// ends is a Service with an endpoint that is ready or not, and one that ends and may serve on.
+func ends(ready, serving bool) *Service {
+	s := backend(ready, false)
+	s.Endpoints[1].Terminating, s.Endpoints[1].Serving = true, serving
+	return s
+}
+
 // What a target's port means depends on what the address is.
 func TestGatherPorts(t *testing.T) {
 	headless := *backend(true, false)
@@ -318,6 +336,11 @@ func TestGatherPorts(t *testing.T) {
 	twoPorts.Endpoints[0].Ports = map[string]uint16{"dns": 5353, "dns-tcp": 5354, "http": 8080}
 	allReady := *backend(true, true)
 	allReady.IPs = nil
+	local, elsewhere := *placed("node-b", "node-a"), *placed("node-b", "node-b")
+	ending, localEnding := *ends(false, true), *ends(true, true)
+	localEnding.LocalOnly, localEnding.Endpoints[1].Node = true, "node-a"
+	headlessEnding := *ends(true, true)
+	headlessEnding.IPs, headlessEnding.Endpoints[0].Address = nil, pod1
 	alias := Service{Namespace: "default", Name: "alias", ExternalName: "backend.default.svc.cluster.local"}
 	for name, test := range map[string]struct {
 		target  string
@@ -343,6 +366,13 @@ func TestGatherPorts(t *testing.T) {
 		"alias":                   {"alias.default.svc.cluster.local.", *backend(true), backendIP, []string{"172.21.0.20:80", "172.20.1.10:8080"}},
 		"nobody's address, given": {"192.0.2.1:80", *backend(true), backendIP, []string{"192.0.2.1:80"}},
 		"nobody's address":        {"192.0.2.1", *backend(true), backendIP, nil},
+		"local":                   {backendName, local, backendIP, []string{"172.21.0.20:80", "172.20.1.11:8080"}},
+		"local, none here":        {backendName, elsewhere, backendIP, []string{"172.21.0.20:80"}},
+		"local, by a Pod":         {"172.20.1.10", elsewhere, backendIP, []string{"172.20.1.10:8080"}},
+		"ending":                  {backendName, ending, backendIP, []string{"172.21.0.20:80", "172.20.1.11:8080"}},
+		"ending beside a ready":   {backendName, *ends(true, true), backendIP, []string{"172.21.0.20:80", "172.20.1.10:8080"}},
+		"local and ending":        {backendName, localEnding, backendIP, []string{"172.21.0.20:80", "172.20.1.11:8080"}},
+		"headless, ending":        {backendName, headlessEnding, pod1, []string{"172.20.1.11:8080"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			n := newNetwork()
@@ -374,12 +404,12 @@ func TestGatherCluster(t *testing.T) {
 	}{
 		"missing": {
 			"backed.default.svc.cluster.local.", cluster{services: map[string]Service{"default/backend": {}}},
-			ClusterAnswer{Source: "apiserver x", Missing: "default/backed", Others: []string{"backend"}},
+			ClusterAnswer{Source: "apiserver x", Node: "node-a", Missing: "default/backed", Others: []string{"backend"}},
 		},
-		"forbidden": {backendName, cluster{err: forbidden}, ClusterAnswer{Source: "apiserver x", Problem: forbidden.Error()}},
-		"down":      {backendName, cluster{err: ErrDown}, ClusterAnswer{Source: "apiserver x", Problem: ErrDown.Error(), Down: true}},
+		"forbidden": {backendName, cluster{err: forbidden}, ClusterAnswer{Source: "apiserver x", Node: "node-a", Problem: forbidden.Error()}},
+		"down":      {backendName, cluster{err: ErrDown}, ClusterAnswer{Source: "apiserver x", Node: "node-a", Problem: ErrDown.Error(), Down: true}},
 		"outside":   {"www.example.com.", cluster{err: ErrDown}, ClusterAnswer{}},
-		"nobody's":  {"192.0.2.1", cluster{}, ClusterAnswer{Source: "apiserver x"}},
+		"nobody's":  {"192.0.2.1", cluster{}, ClusterAnswer{Source: "apiserver x", Node: "node-a"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			n := newNetwork()

@@ -2,6 +2,7 @@ package diagnose
 
 import (
 	"fmt"
+	"net/netip"
 	"slices"
 	"strings"
 	"time"
@@ -231,15 +232,33 @@ func (e Evidence) serviceSteps() []Step {
 	} else if e.Target.Port == 0 {
 		steps = append(steps, step(How, "port", StepOK, "%d/%s, of %s", e.Cluster.Port.Port, e.Cluster.Port.Protocol, s.portList()))
 	}
-	var unready []string
+	var unready, ending []netip.Addr
+	published := 0
 	for _, endpoint := range s.Endpoints {
-		if !endpoint.Ready {
-			unready = append(unready, endpoint.Address.String())
+		switch {
+		case endpoint.Ready && !endpoint.Serving:
+			published++
+		case endpoint.Ready:
+		case endpoint.Serving && endpoint.Terminating:
+			ending = append(ending, endpoint.Address)
+		default:
+			unready = append(unready, endpoint.Address)
 		}
 	}
 	text := fmt.Sprintf("%d of %d ready", s.ready(), len(s.Endpoints))
-	if len(unready) > 0 {
-		text += ", not " + strings.Join(unready[:min(len(unready), fewest)], ", ")
+	for _, others := range []struct {
+		are       string
+		addresses []netip.Addr
+	}{{"not", unready}, {"ending, but serving on", ending}} {
+		if len(others.addresses) > 0 {
+			text += fmt.Sprintf(", %s %s", others.are, join(others.addresses[:min(len(others.addresses), fewest)]))
+		}
 	}
-	return append(steps, step(How, "endpoints", okIf(s.ready() > 0), "%s", text))
+	if published > 0 {
+		text += fmt.Sprintf(", of these %d only by publishNotReadyAddresses", published)
+	}
+	if s.LocalOnly {
+		text += fmt.Sprintf(", %d for clients on this Node, %s (internalTrafficPolicy: Local)", len(e.delivered()), e.Cluster.Node)
+	}
+	return append(steps, step(How, "endpoints", okIf(len(e.delivered()) > 0), "%s", text))
 }

@@ -56,7 +56,7 @@ func backend(ready ...bool) *Service {
 	s := &Service{Namespace: "default", Name: "backend", IPs: []netip.Addr{backendIP}, Ports: []ServicePort{{"http", "TCP", 80}}}
 	for i, r := range ready {
 		s.Endpoints = append(s.Endpoints, ServiceEndpoint{
-			Address: []netip.Addr{pod0, pod1}[i], Ready: r, Ports: map[string]uint16{"http": 8080},
+			Address: []netip.Addr{pod0, pod1}[i], Ready: r, Serving: r, Ports: map[string]uint16{"http": 8080},
 		})
 	}
 	return s
@@ -150,6 +150,10 @@ func connect(connections ...Connection) func(*Evidence) {
 	return func(e *Evidence) { e.Connections = connections }
 }
 
+func service(s *Service) func(*Evidence) {
+	return func(e *Evidence) { e.Cluster.Service, e.Cluster.Node = s, "node-a" }
+}
+
 func endpoints(ready ...bool) func(*Evidence) {
 	return func(e *Evidence) { e.Cluster.Service = backend(ready...) }
 }
@@ -176,6 +180,39 @@ func TestConclude(t *testing.T) {
 		"Service datapath": {
 			well(), connect(connection(RoleService, backend80, silent()), toPod(pod0, nil), toPod(pod1, nil)), CauseServiceDatapath,
 			"DNS is fine; endpoints answer, but the Service address 172.21.0.20:80 does not (no reply): the Service datapath (kube-proxy or eBPF) is broken",
+		},
+		"for clients elsewhere": {
+			well(), both(service(placed("node-b", "node-b")), connect(connection(RoleService, backend80, silent()))), CauseTrafficPolicy,
+			"DNS is fine; the Service default/backend is for clients beside its endpoints only (internalTrafficPolicy: Local), and none is on this Node, node-a: nothing is delivered from here, as it says",
+		},
+		"for clients elsewhere, and delivered nevertheless": {
+			well(), both(service(placed("node-b", "node-b")), connect(connection(RoleService, backend80, nil))), CauseNone,
+			"DNS is fine; the Service address 172.21.0.20:80 answers",
+		},
+		"for clients here": {
+			well(), both(service(placed("node-a", "node-b")), connect(connection(RoleService, backend80, silent()), toPod(pod0, nil))), CauseServiceDatapath,
+			"DNS is fine; endpoints answer, but the Service address 172.21.0.20:80 does not (no reply): the Service datapath (kube-proxy or eBPF) is broken",
+		},
+		"for clients elsewhere, without a ready endpoint": {
+			well(), both(service(func() *Service { s := backend(false); s.LocalOnly = true; return s }()), connect(connection(RoleService, backend80, refused()))),
+			CauseNoReadyEndpoint, "DNS is fine; the Service default/backend has no ready endpoint of 1",
+		},
+		"endpoints that serve on while they end": {
+			well(), both(service(ends(false, true)), connect(connection(RoleService, backend80, nil), toPod(pod1, nil))), CauseNone,
+			"DNS is fine; the Service address 172.21.0.20:80 and its endpoint answer",
+		},
+		"endpoints that end": {
+			well(), both(service(ends(false, false)), connect(connection(RoleService, backend80, refused()))), CauseNoReadyEndpoint,
+			"DNS is fine; the Service default/backend has no ready endpoint of 2",
+		},
+		"no endpoint, by hand": {
+			well(), both(service(&Service{Namespace: "default", Name: "backend", IPs: []netip.Addr{backendIP}, Selectorless: true}), connect(connection(RoleService, backend80, refused()))),
+			CauseNoReadyEndpoint,
+			"DNS is fine; the Service default/backend has no ready endpoint: it has no selector, so nobody makes its EndpointSlices but by hand",
+		},
+		"all connections go to a bad endpoint": {
+			well(), both(service(func() *Service { s := backend(true, true); s.Sticky = true; return s }()), connect(connection(RoleService, backend80, refused()), toPod(pod0, nil), toPod(pod1, refused()))), CauseEndpoint,
+			"DNS is fine; of 2 endpoints of the Service default/backend, 1 does not answer, 172.20.1.11:8080 (connection refused), and all connections from here go to the same one (sessionAffinity: ClientIP)",
 		},
 		"Service datapath and an endpoint": {
 			well(), connect(connection(RoleService, backend80, refused()), toPod(pod0, nil), toPod(pod1, refused())), CauseServiceDatapath,

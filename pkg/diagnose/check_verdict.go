@@ -302,12 +302,15 @@ func (e Evidence) how() judgement {
 		return e.toAddresses()
 	}
 	switch port := e.Cluster.Port; {
-	case s.ready() == 0:
+	case len(s.deliverable(anywhere)) == 0:
 		return judge(CauseNoReadyEndpoint, "the Service %s has no ready endpoint%s", s.fullName(), s.ofHowMany())
 	case port == nil:
 		return judge(CauseNoSuchPort, "the Service %s has no port %d, but %s", s.fullName(), e.Target.Port, s.portList())
 	case port.Protocol != "TCP":
 		return judge(CauseNone, "whether port %d/%s answers can't be told by connecting", port.Port, port.Protocol)
+	case len(e.delivered()) == 0 && !slices.ContainsFunc(e.Connections, Connection.works):
+		return judge(CauseTrafficPolicy, "the Service %s is for clients beside its endpoints only (internalTrafficPolicy: Local), and none is on this Node, %s: nothing is delivered from here, as it says",
+			s.fullName(), e.Cluster.Node)
 	}
 	return e.toService()
 }
@@ -353,6 +356,9 @@ func (e Evidence) toService() judgement {
 	switch {
 	case len(bad) > 0 && len(good) == 0 && (len(serviceBad) > 0 || len(service) == 0):
 		return e.endpointsDown(bad)
+	case len(serviceBad) > 0 && len(good) > 0 && len(bad) > 0 && s.Sticky:
+		return judge(CauseEndpoint, "of %d endpoints of the Service %s, %d %s not answer, %s (%s), and all connections from here go to the same one (sessionAffinity: ClientIP)",
+			len(endpoints), s.fullName(), len(bad), verb(len(bad), "do"), connections(bad), bad[0].Failure.Text)
 	case len(serviceBad) > 0 && len(good) > 0:
 		text := fmt.Sprintf("endpoints answer, but the Service address %s does not (%s): the Service datapath (kube-proxy or eBPF) is broken",
 			connections(serviceBad), serviceBad[0].Failure.Text)
@@ -418,7 +424,10 @@ func (s Service) ready() (count int) {
 }
 
 func (s Service) ofHowMany() string {
-	if len(s.Endpoints) == 0 {
+	switch {
+	case len(s.Endpoints) == 0 && s.Selectorless:
+		return ": it has no selector, so nobody makes its EndpointSlices but by hand"
+	case len(s.Endpoints) == 0:
 		return ""
 	}
 	return fmt.Sprintf(" of %d", len(s.Endpoints))

@@ -26,6 +26,9 @@ type Service struct {
 	IPs       []netip.Addr
 	Ports     []ServicePort
 	Endpoints []ServiceEndpoint
+	// LocalOnly is internalTrafficPolicy: Local, Sticky is sessionAffinity:
+	// ClientIP. Selectorless: its EndpointSlices are made by hand.
+	LocalOnly, Sticky, Selectorless bool
 }
 
 // ServicePort is one port of a Service. Its name is what an endpoint's port is
@@ -36,12 +39,15 @@ type ServicePort struct {
 	Port     uint16
 }
 
-// ServiceEndpoint is one address behind a Service.
+// ServiceEndpoint is one address behind a Service. Its conditions are those of
+// the EndpointSlice: ready is what its maker wants it to be taken for, also where
+// a Service publishes addresses that are not.
 type ServiceEndpoint struct {
-	Address netip.Addr
-	Ready   bool
-	Pod     string            // namespace/name; empty if it is no Pod
-	Ports   map[string]uint16 // by the names of [ServicePort]
+	Address                     netip.Addr
+	Ready, Serving, Terminating bool
+	Pod                         string            // namespace/name; empty if it is no Pod
+	Node                        string            // empty if it is on none
+	Ports                       map[string]uint16 // by the names of [ServicePort]
 }
 
 // Lookup asks the apiserver single questions, for a person who waits. Its
@@ -54,15 +60,18 @@ type Lookup struct {
 
 	// Source names the apiserver and the kubeconfig.
 	Source string
+	// Node is the name of this host's Node.
+	Node string
 }
 
 // NewLookup finds the kubeconfig as [New] does. It does not use the network.
 func NewLookup(o Options) (*Lookup, error) {
-	client, hc, source, err := connect(o.withDefaults())
+	o = o.withDefaults()
+	client, hc, source, err := connect(o)
 	if err != nil {
 		return nil, err
 	}
-	return &Lookup{client: client, Source: source, close: func() { utilnet.CloseIdleConnectionsFor(hc.Transport) }}, nil
+	return &Lookup{client: client, Source: source, Node: o.NodeName, close: func() { utilnet.CloseIdleConnectionsFor(hc.Transport) }}, nil
 }
 
 // lookupProblem is a problem of a person's question: the daemon's rights do not help.
@@ -133,7 +142,12 @@ func (l *Lookup) ServiceNames(ctx context.Context, namespace string) ([]string, 
 }
 
 func (l *Lookup) withEndpoints(ctx context.Context, s *corev1.Service) (Service, error) {
-	found := Service{Namespace: s.Namespace, Name: s.Name, IPs: serviceIPs(s)}
+	found := Service{
+		Namespace: s.Namespace, Name: s.Name, IPs: serviceIPs(s),
+		LocalOnly:    deref(s.Spec.InternalTrafficPolicy) == corev1.ServiceInternalTrafficPolicyLocal,
+		Sticky:       s.Spec.SessionAffinity == corev1.ServiceAffinityClientIP,
+		Selectorless: len(s.Spec.Selector) == 0,
+	}
 	if s.Spec.Type == corev1.ServiceTypeExternalName {
 		found.ExternalName = s.Spec.ExternalName
 		return found, nil
@@ -162,6 +176,8 @@ func mergeEndpoints(all []ServiceEndpoint) []ServiceEndpoint {
 	for _, e := range all {
 		if last := len(merged) - 1; last >= 0 && merged[last].Address == e.Address {
 			merged[last].Ready = merged[last].Ready || e.Ready
+			merged[last].Serving = merged[last].Serving || e.Serving
+			merged[last].Terminating = merged[last].Terminating && e.Terminating
 			for name, port := range e.Ports {
 				merged[last].Ports[name] = port
 			}
@@ -181,9 +197,12 @@ func serviceEndpoints(s *discoveryv1.EndpointSlice) []ServiceEndpoint {
 			continue
 		}
 		found := ServiceEndpoint{
-			Address: address,
-			Ready:   e.Conditions.Ready == nil || *e.Conditions.Ready,
-			Ports:   make(map[string]uint16),
+			Address:     address,
+			Ready:       e.Conditions.Ready == nil || *e.Conditions.Ready,
+			Serving:     e.Conditions.Serving == nil || *e.Conditions.Serving,
+			Terminating: deref(e.Conditions.Terminating),
+			Node:        deref(e.NodeName),
+			Ports:       make(map[string]uint16),
 		}
 		if e.TargetRef != nil && e.TargetRef.Kind == "Pod" {
 			found.Pod = strings.TrimPrefix(e.TargetRef.Namespace+"/"+e.TargetRef.Name, "/")

@@ -22,6 +22,7 @@ func ptr[T any](v T) *T { return &v }
 func backendObjects() (*corev1.Service, []*discoveryv1.EndpointSlice) {
 	service := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "backend"}}
 	service.Spec.ClusterIP, service.Spec.ClusterIPs = "172.21.0.20", []string{"172.21.0.20", "fd00:21::20"}
+	service.Spec.InternalTrafficPolicy, service.Spec.SessionAffinity = ptr(corev1.ServiceInternalTrafficPolicyLocal), corev1.ServiceAffinityClientIP
 	service.Spec.ExternalIPs = []string{"192.0.2.80"}
 	service.Status.LoadBalancer.Ingress = []corev1.LoadBalancerIngress{{IP: "192.0.2.81"}, {Hostname: "lb.example.com"}}
 	service.Spec.Ports = []corev1.ServicePort{{Name: "http", Protocol: corev1.ProtocolTCP, Port: 80}, {Name: "metrics", Protocol: corev1.ProtocolTCP, Port: 9090}}
@@ -38,7 +39,7 @@ func backendObjects() (*corev1.Service, []*discoveryv1.EndpointSlice) {
 		slice("backend-a", "http", 8080, discoveryv1.Endpoint{Addresses: []string{"172.20.1.10"}, TargetRef: pod}),
 		slice("backend-b", "metrics", 9100,
 			discoveryv1.Endpoint{Addresses: []string{"172.20.1.10"}, TargetRef: pod},
-			discoveryv1.Endpoint{Addresses: []string{"172.20.1.9"}, Conditions: discoveryv1.EndpointConditions{Ready: ptr(false)}}),
+			discoveryv1.Endpoint{Addresses: []string{"172.20.1.9"}, NodeName: ptr("n2"), Conditions: discoveryv1.EndpointConditions{Ready: ptr(false), Serving: ptr(true), Terminating: ptr(true)}}),
 	}
 }
 
@@ -59,12 +60,13 @@ func newLookup(t *testing.T) (*Lookup, *cluster) {
 func wantService() Service {
 	return Service{
 		Namespace: "default", Name: "backend",
-		IPs:   []netip.Addr{netip.MustParseAddr("172.21.0.20"), netip.MustParseAddr("fd00:21::20")},
+		IPs:       []netip.Addr{netip.MustParseAddr("172.21.0.20"), netip.MustParseAddr("fd00:21::20")},
+		LocalOnly: true, Sticky: true, Selectorless: true,
 		Ports: []ServicePort{{"http", "TCP", 80}, {"metrics", "TCP", 9090}},
 		Endpoints: []ServiceEndpoint{
-			{Address: netip.MustParseAddr("172.20.1.9"), Ports: map[string]uint16{"metrics": 9100}},
+			{Address: netip.MustParseAddr("172.20.1.9"), Serving: true, Terminating: true, Node: "n2", Ports: map[string]uint16{"metrics": 9100}},
 			{
-				Address: netip.MustParseAddr("172.20.1.10"), Ready: true, Pod: "default/backend-1",
+				Address: netip.MustParseAddr("172.20.1.10"), Ready: true, Serving: true, Pod: "default/backend-1",
 				Ports: map[string]uint16{"http": 8080, "metrics": 9100},
 			},
 		},

@@ -146,8 +146,12 @@ func isExpired(err error) bool {
 	return apierrors.IsResourceExpired(err) || apierrors.IsGone(err)
 }
 
-// overdue replaces "context canceled" by the deadline that caused it.
+// overdue replaces "context canceled" by the deadline that caused it, unless
+// something else is known to be the cause.
 func overdue(ctx context.Context, err error) error {
+	if _, known := errors.AsType[*problem](err); known {
+		return err
+	}
 	if cause := context.Cause(ctx); errors.Is(cause, errTooLate) {
 		return cause
 	}

@@ -80,7 +80,7 @@ func connect(o Options) (cs kubernetes.Interface, hc *http.Client, where string,
 	cfg.ContentType = "application/vnd.kubernetes.protobuf"
 	cfg.AcceptContentTypes = cfg.ContentType + ",application/json"
 	cfg.Timeout = 0 // would end watches too; see timeouts
-	if hc, err = rest.HTTPClientFor(cfg); err != nil {
+	if hc, err = withPlugin(cfg, rest.HTTPClientFor); err != nil {
 		return fail(err)
 	}
 	if cs, err = kubernetes.NewForConfigAndClient(cfg, hc); err != nil {
@@ -285,6 +285,9 @@ func (w *Watcher) missing() *problem {
 	select {
 	case <-w.synced:
 	default:
+		if p := pluginOf(w.client).problem(); p != nil {
+			return p
+		}
 		return &problem{
 			kind:   ErrUnreachable,
 			why:    "the apiserver has not answered yet",

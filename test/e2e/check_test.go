@@ -315,3 +315,92 @@ func TestCheckUsage(t *testing.T) {
 		}
 	}
 }
+
+// TestCheckAsKubeProxy: what kube-proxy delivers to is what check judges by, and what it does not by policy is no fault.
+func TestCheckAsKubeProxy(t *testing.T) {
+	w := raiseWeb(t)
+	ctx := t.Context()
+	w.servePod(0)
+	w.servePod(1)
+	w.awaitProxy()
+	services, endpointSlices := w.cluster.Client.CoreV1().Services("default"), w.cluster.Client.DiscoveryV1().EndpointSlices("default")
+	setPolicy := func(policy corev1.ServiceInternalTrafficPolicy) {
+		t.Helper()
+		service, err := services.Get(ctx, "web", metav1.GetOptions{})
+		noError(t, err)
+		service.Spec.InternalTrafficPolicy = &policy
+		_, err = services.Update(ctx, service, metav1.UpdateOptions{})
+		noError(t, err)
+	}
+	set := func(change func(i int, e *discoveryv1.Endpoint)) {
+		t.Helper()
+		for i := range w.slice.Endpoints {
+			change(i, &w.slice.Endpoints[i])
+		}
+		var err error
+		w.slice, err = endpointSlices.Update(ctx, w.slice, metav1.UpdateOptions{})
+		noError(t, err)
+	}
+	// The proxy takes a moment, in which check may find the Service in its old state.
+	eventuallyCheck := func(healthy bool, texts ...string) {
+		t.Helper()
+		eventually(t, fmt.Sprintf("check says %q", texts), func() error {
+			r := w.run("check", webName)
+			for _, text := range texts {
+				if (r.code == 0) != healthy || !strings.Contains(r.stdout, text) {
+					return fmt.Errorf("%v", r)
+				}
+			}
+			return nil
+		})
+	}
+
+	setPolicy(corev1.ServiceInternalTrafficPolicyLocal)
+	set(func(i int, e *discoveryv1.Endpoint) {
+		if i == 1 {
+			e.NodeName = new("elsewhere")
+		}
+	})
+	eventuallyCheck(true, "the Service address "+webIP+":80 and its endpoint answer", "2 of 2 ready, 1 for clients on this Node, "+cluster.NodeName)
+	set(func(_ int, e *discoveryv1.Endpoint) { e.NodeName = new("elsewhere") })
+	eventuallyCheck(false, "DNS is fine; the Service default/web is for clients beside its endpoints only (internalTrafficPolicy: Local), and none is on this Node, "+cluster.NodeName)
+	w.check(lab.App4+":8080", "none", lab.App4+":8080 answers")
+
+	setPolicy(corev1.ServiceInternalTrafficPolicyCluster)
+	set(func(i int, e *discoveryv1.Endpoint) {
+		e.Conditions = discoveryv1.EndpointConditions{Ready: new(false), Serving: new(i == 0), Terminating: new(true)}
+	})
+	eventuallyCheck(true, "the Service address "+webIP+":80 and its endpoint answer", "0 of 2 ready, not "+lab.Worker4+", ending, but serving on "+lab.App4)
+	set(func(_ int, e *discoveryv1.Endpoint) { e.Conditions.Serving = new(false) })
+	eventuallyCheck(false, "the Service default/web has no ready endpoint of 2")
+	set(func(_ int, e *discoveryv1.Endpoint) {
+		e.Conditions = discoveryv1.EndpointConditions{Ready: new(true), Serving: new(false)}
+	})
+	eventuallyCheck(true, "its 2 endpoints answer", "2 of 2 ready, of these 2 only by publishNotReadyAddresses")
+
+	noError(t, endpointSlices.Delete(ctx, "web-1", metav1.DeleteOptions{}))
+	eventuallyCheck(false, "the Service default/web has no ready endpoint: it has no selector, so nobody makes its EndpointSlices but by hand")
+}
+
+// TestHangingPlugin: a command that gives no credentials is named, and holds nothing up.
+func TestHangingPlugin(t *testing.T) {
+	h := raise(t, lab.Options{})
+	const command, file = "/run/get-token", "/run/kubeconfig"
+	noError(t, h.Host().WriteFile(command, []byte("#!/bin/sh\nexec sleep 60\n"), 0o755))
+	noError(t, h.Host().WriteFile(file, []byte(`apiVersion: v1
+kind: Config
+clusters: [{name: c, cluster: {server: "https://127.0.0.1:6443"}}]
+users: [{name: u, user: {exec: {apiVersion: client.authentication.k8s.io/v1, command: `+command+`, interactiveMode: Never}}}]
+contexts: [{name: x, context: {cluster: c, user: u}}]
+current-context: x
+`), 0o600))
+	r := h.run("attach", "--kubeconfig", file, "--wait", "1s")
+	if r.code != 1 || !strings.Contains(r.stderr, command) || strings.Contains(r.stderr, "not answered") {
+		t.Errorf("%v", r)
+	}
+	h.attach()
+	r = h.run("check", lab.Backend, "--kubeconfig", file)
+	if r.code != 3 || !strings.Contains(r.stdout, command) {
+		t.Errorf("%v", r)
+	}
+}
