@@ -61,7 +61,7 @@ func (out *outgoing) rank(res *response) rank {
 		return rankError
 	}
 	switch {
-	case flags(msg)&flagTC != 0:
+	case flags(msg)&flagTC != 0 && !out.passThrough:
 		return rankCut
 	case count(msg, sectionAnswer) > 0:
 		return rankAnswer
@@ -162,23 +162,32 @@ func (r *race) run(ctx context.Context) (*response, error) {
 // the next server to ask, or, as done says then, the end.
 func (r *race) wake(now time.Time) (at time.Time, done bool) {
 	at = r.limit
-	if r.leader >= 0 && r.rank >= rankNo {
-		at = r.due()
-	} else if r.started < len(r.order) {
-		if at = r.limit; r.pending == 0 {
-			return now, false
-		} else if next := r.order[r.started-1].sent.Add(r.wait(&r.order[r.started-1])); next.Before(at) {
-			return next, false
-		}
-	} else if r.pending == 0 {
+	if r.leader >= 0 && (r.rank >= rankNo || r.started == len(r.order)) {
+		at = earlier(at, r.due())
+	}
+	if !now.Before(at) || r.pending == 0 && r.started == len(r.order) {
 		return now, true
-	} else if r.leader >= 0 {
-		at = r.due()
 	}
-	if r.limit.Before(at) {
-		at = r.limit
+	// A word that there is nothing, or an answer, ends the search; but a cut answer may be whole elsewhere.
+	if r.started < len(r.order) && (r.leader < 0 || r.rank < rankNo || r.rank == rankCut) {
+		next := now
+		if r.pending > 0 {
+			last := &r.order[r.started-1]
+			next = last.sent.Add(r.wait(last))
+		}
+		if r.rank == rankCut && r.leader >= 0 && r.order[r.leader].pending { // TCP comes first
+			next = r.cameAt.Add(r.pace.patience)
+		}
+		at = earlier(at, next)
 	}
-	return at, !now.Before(at)
+	return at, false
+}
+
+func earlier(a, b time.Time) time.Time {
+	if b.Before(a) {
+		return b
+	}
+	return a
 }
 
 // wait returns how long to wait for a server before the next is asked too.
@@ -195,15 +204,14 @@ func (r *race) wait(c *contender) time.Duration {
 // due returns when the best reply is good enough: until then another server's
 // may still come that counts more.
 func (r *race) due() (at time.Time) {
+	if r.rank == rankCut && r.cutMayBecomeWhole() {
+		at = r.cameAt.Add(r.pace.tcp)
+	}
 	for i := range r.order[:r.started] {
 		c := &r.order[i]
-		if !c.pending {
-			continue
-		}
 		var until time.Time
 		switch {
-		case i == r.leader: // asked again by TCP
-			until = r.cameAt.Add(r.pace.tcp)
+		case !c.pending, i == r.leader:
 		case r.rank >= rankNo && (i > r.leader || r.servers.zone != ""): // a zone's servers are equals
 		case r.rank > rankNo && c.standing == trusted:
 			until = c.sent.Add(r.pace.first)
@@ -219,6 +227,10 @@ func (r *race) due() (at time.Time) {
 	}
 	return at
 }
+
+// cutMayBecomeWhole reports whether somebody is left who may have the whole of
+// a truncated answer, by TCP or at all.
+func (r *race) cutMayBecomeWhole() bool { return r.pending > 0 || r.started < len(r.order) }
 
 // next starts the try of the next server.
 func (r *race) next(ctx context.Context) {

@@ -207,6 +207,32 @@ func TestTruncatedAndTCPSilent(t *testing.T) {
 	}
 }
 
+// TestTruncatedIsWholeElsewhere: the first server has no TCP, the second has.
+func TestTruncatedIsWholeElsewhere(t *testing.T) {
+	cutting := func(tcp func(*peerQuery)) func(*peerQuery) {
+		return func(q *peerQuery) {
+			if q.tcp {
+				tcp(q)
+				return
+			}
+			r := new(dns.Msg).SetReply(q.msg())
+			r.Truncated = true
+			q.replyMsg(r)
+		}
+	}
+	for _, closed := range []bool{true, false} {
+		first, second := newPeer(t, cutting(silent)), newPeer(t, cutting(answerTXT("whole")))
+		if closed {
+			first.ln.Close()
+		}
+		s := startTuned(t, external(first, second), func(s *Server) {
+			hasty(s)
+			s.routes.Load().pace.first = 0
+		})
+		wantText(t, ask(t, s, "www.example.org."), "whole")
+	}
+}
+
 func TestRotate(t *testing.T) {
 	a, b := newPeer(t, answerTXT("a")), newPeer(t, answerTXT("b"))
 	r := external(a, b)
