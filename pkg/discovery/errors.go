@@ -11,6 +11,8 @@ import (
 	"os"
 	"strings"
 	"syscall"
+	"time"
+	"unicode"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	utilnet "k8s.io/apimachinery/pkg/util/net"
@@ -45,7 +47,7 @@ const remedyUnreachable = "check that it runs and the kubeconfig's server addres
 // problem is an error of the apiserver or on the way to it, told in one line.
 type problem struct {
 	kind   error  // one of the sentinels, or nil
-	why    string // the cause, free of anything that changes from try to try
+	why    string // the cause; of two that are the same (see [problem.same]) the first is told
 	remedy string
 	err    error // as client-go gave it
 }
@@ -122,6 +124,9 @@ func statusMessage(err error) string {
 
 // certificateReason is empty if err is not about TLS.
 func certificateReason(err error) string {
+	if e, ok := errors.AsType[x509.CertificateInvalidError](err); ok && e.Reason == x509.Expired {
+		return validity(e.Cert)
+	}
 	if e, ok := errors.AsType[*tls.CertificateVerificationError](err); ok {
 		return oneLine(e.Err).Error()
 	}
@@ -145,6 +150,38 @@ func certificateReason(err error) string {
 		return "the server speaks plain HTTP"
 	}
 	return ""
+}
+
+// validity says why a certificate is not valid now. x509's own text has the present time, another one at each try.
+func validity(c *x509.Certificate) string {
+	switch {
+	case c == nil:
+		return "its certificate has expired or is not valid yet"
+	case time.Now().Before(c.NotBefore):
+		return "its certificate is not valid yet: this host's clock is behind, or its own is ahead"
+	default:
+		return "its certificate has expired, or this host's clock is ahead"
+	}
+}
+
+// steady is a text without what may be another one at each try: words with a digit in them, as times, ports, counts and
+// IDs have.
+func steady(text string) string {
+	word := func(r rune) bool {
+		return !unicode.IsLetter(r) && !unicode.IsDigit(r) && !strings.ContainsRune("-_.:+", r)
+	}
+	words := strings.FieldsFunc(text, word)
+	for i, w := range words {
+		if strings.ContainsFunc(w, unicode.IsDigit) {
+			words[i] = "#"
+		}
+	}
+	return strings.Join(words, " ")
+}
+
+// same reports whether two problems are one, but for what changes from try to try.
+func (p *problem) same(o *problem) bool {
+	return errors.Is(p.kind, o.kind) && apiStatus(p.err) == apiStatus(o.err) && steady(p.why) == steady(o.why)
 }
 
 // networkReason is empty if err is not about reaching the server.

@@ -1,11 +1,15 @@
 package discovery
 
 import (
+	"context"
 	"slices"
 	"sync"
 	"time"
 
 	"go.uber.org/zap"
+	"k8s.io/apimachinery/pkg/api/meta"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/util/resourceversion"
 )
 
 // maxDistinctErrors bounds what one outage may log.
@@ -20,24 +24,59 @@ type health struct {
 
 	mu        sync.Mutex
 	resources map[string]*resourceHealth
-	logged    map[string]struct{} // texts of this outage
-	last      error               // newest error ever, nil if none
+	logged    []*problem // of this outage
+	last      error      // newest error ever, nil if none
+
+	// same ends when the cluster's past turns out to be another one than we know.
+	same    context.Context
+	another context.CancelFunc
 }
 
 type resourceHealth struct {
 	optional bool      // what is wrong with it is a note
 	err      *problem  // nil while all is well, or nothing is known yet
+	changes  int       // of err since it was nil
 	open     bool      // a watch is open
 	ok       time.Time // when the apiserver last confirmed our view, zero if never
 }
 
 func newHealth(log *zap.Logger, changed func()) *health {
-	return &health{
+	h := &health{
 		log:       log,
 		changed:   changed,
 		resources: make(map[string]*resourceHealth),
-		logged:    make(map[string]struct{}),
 	}
+	h.same, h.another = context.WithCancel(context.Background())
+	return h
+}
+
+// past returns a context that ends when what is asked from now on is no continuation of what was answered before.
+func (h *health) past() context.Context {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.same
+}
+
+// isBefore reports whether a list is older than a version that was seen before: etcd was restored.
+func (h *health) isBefore(list runtime.Object, seen string) bool {
+	about, err := meta.ListAccessor(list)
+	if err != nil {
+		return false
+	}
+	order, err := resourceversion.CompareResourceVersion(about.GetResourceVersion(), seen)
+	return err == nil && order < 0 // what can't be compared is of no apiserver
+}
+
+// restored ends a past, and with it all watches of it, and returns the new one.
+func (h *health) restored(past context.Context) context.Context {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.same == past {
+		h.log.Warn("the cluster's data went back, as after a restore of etcd: everything is read anew")
+		h.another()
+		h.same, h.another = context.WithCancel(context.Background())
+	}
+	return h.same
 }
 
 // follow begins with a resource, or begins anew.
@@ -67,13 +106,13 @@ func (h *health) watching(resource string) {
 	h.mu.Lock()
 	r := h.resources[resource]
 	recovered := r.err != nil
-	r.err, r.open, r.ok = nil, true, time.Now()
+	r.err, r.changes, r.open, r.ok = nil, 0, true, time.Now()
 	switch {
 	case !recovered:
 	case r.optional:
 		h.log.Info("can be read again", zap.String("resource", resource))
 	case h.problemLocked() == nil:
-		clear(h.logged)
+		h.logged = nil
 		h.log.Info("apiserver answers again")
 	}
 	h.mu.Unlock()
@@ -90,25 +129,34 @@ func (h *health) ended(resource string) {
 	r.open, r.ok = false, time.Now()
 }
 
-// failed notes an error and logs it, each text once per outage. An optional
-// resource's is no warning: the snapshot's notes say it as long as it is so.
+// failed notes an error and logs it, each one once per outage. An optional
+// resource's is no warning: the snapshot's notes say it as long as it is so. What is
+// told stays the same as long as the error does, whatever numbers it has in it, and
+// after many different ones.
 func (h *health) failed(resource string, err error) {
 	p := diagnose(err)
 	h.mu.Lock()
 	r := h.resources[resource]
-	isNew := r.err == nil || r.err.Error() != p.Error()
-	r.err, r.open = p, false
+	isNew := r.err == nil
+	if !isNew && !r.err.same(p) && r.changes < maxDistinctErrors {
+		r.changes++
+		isNew = true
+	}
+	if isNew {
+		r.err = p
+	}
+	r.open = false
 	if !r.optional {
 		h.last = p
 	}
-	_, seen := h.logged[p.Error()]
+	seen := slices.ContainsFunc(h.logged, p.same)
 	switch {
 	case r.optional && isNew:
 		h.log.Info(absence(resource, err))
 	case r.optional:
 		h.log.Debug("still can't be read", zap.String("resource", resource), zap.NamedError("cause", p.err))
 	case !seen && len(h.logged) < maxDistinctErrors:
-		h.logged[p.Error()] = struct{}{}
+		h.logged = append(h.logged, p)
 		h.log.Warn("can't follow the cluster", zap.String("resource", resource), zap.String("reason", p.why), zap.String("remedy", p.remedy))
 	default:
 		h.log.Debug("still can't follow the cluster", zap.String("resource", resource), zap.NamedError("cause", p.err))

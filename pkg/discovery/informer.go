@@ -10,7 +10,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	networkingv1 "k8s.io/api/networking/v1"
-	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/labels"
@@ -96,26 +95,12 @@ func handler(changed func()) cache.ResourceEventHandler {
 	return cache.ResourceEventHandlerFuncs{
 		AddFunc: func(any) { changed() },
 		UpdateFunc: func(before, after any) {
-			if !sameVersion(before, after) && !sameNode(before, after) {
+			if !sameNode(before, after) {
 				changed()
 			}
 		},
 		DeleteFunc: func(any) { changed() },
 	}
-}
-
-// sameVersion reports whether both are the same object at the same version, as
-// after a relist.
-func sameVersion(before, after any) bool {
-	a, err := meta.Accessor(before)
-	if err != nil {
-		return false
-	}
-	b, err := meta.Accessor(after)
-	if err != nil {
-		return false
-	}
-	return a.GetResourceVersion() != "" && a.GetResourceVersion() == b.GetResourceVersion() && a.GetUID() == b.GetUID()
 }
 
 // sameNode reports whether both are a node with the same meaning for us. A kubelet

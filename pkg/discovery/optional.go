@@ -132,13 +132,12 @@ func serviceCIDRRequest(c kubernetes.Interface, t timeouts, h *health) *request 
 }
 
 // nodeRequest asks for all nodes, page by page: the reflector joins the pages only
-// after each has been trimmed. An apiserver gives pages only to who asks for the
-// newest state, not for "any" (resourceVersion 0).
+// after each has been trimmed.
 func nodeRequest(c kubernetes.Interface, t timeouts, h *health) *request {
 	api := c.CoreV1().Nodes()
-	return newRequest(resourceNodes, t, h, func(*metav1.ListOptions) {},
+	r := newRequest(resourceNodes, t, h, func(*metav1.ListOptions) {},
 		func(ctx context.Context, lo metav1.ListOptions) (runtime.Object, error) {
-			lo.ResourceVersion, lo.ResourceVersionMatch, lo.Limit = "", "", nodesPerPage
+			lo.Limit = nodesPerPage
 			list, err := api.List(ctx, lo)
 			if err != nil {
 				return nil, err
@@ -149,6 +148,8 @@ func nodeRequest(c kubernetes.Interface, t timeouts, h *health) *request {
 			return list, nil
 		},
 		api.Watch)
+	r.many = true
+	return r
 }
 
 func newRequest(resource string, t timeouts, h *health, selector func(*metav1.ListOptions),

@@ -9,9 +9,11 @@ import (
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/tools/cache"
 )
 
 // timeouts bound the requests to the apiserver.
@@ -32,9 +34,18 @@ type timeouts struct {
 
 	// settle is how long the first snapshot waits for what it does not need.
 	settle time.Duration
+
+	// relist is the least time between two lists of nodes, which are many. Of all
+	// else there is one before each watch.
+	relist time.Duration
 }
 
-var defaultTimeouts = timeouts{list: 15 * time.Second, open: 90 * time.Second, grace: 30 * time.Second, settle: 5 * time.Second}
+var defaultTimeouts = timeouts{
+	list: 15 * time.Second, open: 90 * time.Second, grace: 30 * time.Second, settle: 5 * time.Second, relist: time.Hour,
+}
+
+// errRestored is the cause with which watches are cancelled that began in another past.
+var errRestored = errors.New("the cluster's data went back to an earlier state")
 
 // errTooLate is the cause with which an overdue request is cancelled.
 var errTooLate = fmt.Errorf("no answer: %w", context.DeadlineExceeded)
@@ -66,9 +77,16 @@ type request struct {
 	timeouts timeouts
 	health   *health
 	optional bool // what it asks for is not needed
+	many     bool // so many that they are not listed before each watch
 
 	once   sync.Once
 	failed chan struct{} // closed with the first failure
+
+	mu      sync.Mutex
+	known   map[cache.ObjectName]any // what the informer has been told, trimmed
+	listed  time.Time                // when it was last told all
+	past    context.Context          // that this is from
+	watched bool                     // since listed
 }
 
 // fail reports an error of a request.
@@ -96,7 +114,31 @@ func (r *request) IsWatchListSemanticsUnSupported() bool { return true }
 // ListWithContext implements cache.ListerWatcherWithContext. Its errors reach
 // health through the informer's WatchErrorHandler.
 func (r *request) ListWithContext(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
+	past, latest := r.health.past(), o.ResourceVersion
+	list, err := r.page(ctx, o)
+	if err != nil {
+		return nil, err
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if o.Continue == "" {
+		r.known, r.listed, r.past, r.watched = make(map[cache.ObjectName]any), time.Now(), past, false
+	}
+	err = meta.EachListItem(list, func(o runtime.Object) error { return r.note(watch.Added, o) })
+	if err != nil {
+		return nil, err
+	}
+	if r.health.isBefore(list, latest) {
+		r.past = r.health.restored(past)
+	}
+	return list, nil
+}
+
+// page asks for a list, or a page of it. It is always the newest state: what a
+// cache of the apiserver has may be older than a restore of etcd.
+func (r *request) page(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
 	r.selector(&o)
+	o.ResourceVersion, o.ResourceVersionMatch = "", ""
 	ctx, cancel := context.WithTimeoutCause(ctx, r.timeouts.list, errTooLate)
 	defer cancel()
 	list, err := r.list(ctx, o)
@@ -107,12 +149,93 @@ func (r *request) ListWithContext(ctx context.Context, o metav1.ListOptions) (ru
 	return list, nil
 }
 
+// note keeps what the informer is told. r.mu is held.
+func (r *request) note(kind watch.EventType, o runtime.Object) error {
+	name, err := cache.ObjectToName(o)
+	if err != nil {
+		return err
+	}
+	if kind == watch.Deleted {
+		delete(r.known, name)
+		return nil
+	}
+	r.known[name], err = trim(o)
+	return err
+}
+
+// mustList reports whether a watch may only begin with what it has missed: a watch from a resource version that an
+// apiserver has not reached, or that is of another past, is silent about that.
+func (r *request) mustList() bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.watched && (!r.many || time.Since(r.listed) >= r.timeouts.relist) || r.past != nil && r.past.Err() != nil
+}
+
+// missed lists anew, and returns what the informer does not know of it, and the version of the list.
+func (r *request) missed(ctx context.Context, latest string) (events []watch.Event, version string, err error) {
+	past, found := r.health.past(), make(map[cache.ObjectName]struct{})
+	for o := (metav1.ListOptions{}); ; {
+		list, err := r.page(ctx, o)
+		if err != nil {
+			return nil, "", err
+		}
+		r.mu.Lock()
+		err = meta.EachListItem(list, func(o runtime.Object) error {
+			name, err := cache.ObjectToName(o)
+			if err != nil {
+				return err
+			}
+			found[name] = struct{}{}
+			now, err := trim(o)
+			if before, ok := r.known[name]; !ok {
+				events = append(events, watch.Event{Type: watch.Added, Object: o.DeepCopyObject()})
+			} else if !reflect.DeepEqual(before, now) {
+				events = append(events, watch.Event{Type: watch.Modified, Object: o.DeepCopyObject()})
+			}
+			return err
+		})
+		r.mu.Unlock()
+		if err != nil {
+			return nil, "", err
+		}
+		about, err := meta.ListAccessor(list)
+		if err != nil {
+			return nil, "", err
+		}
+		if o.Continue = about.GetContinue(); o.Continue != "" {
+			continue
+		}
+		version = about.GetResourceVersion()
+		if r.health.isBefore(list, latest) {
+			past = r.health.restored(past)
+		}
+		break
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for name, o := range r.known {
+		if _, ok := found[name]; !ok {
+			events = append(events, watch.Event{Type: watch.Deleted, Object: o.(runtime.Object)})
+		}
+	}
+	r.listed, r.past = time.Now(), past
+	return events, version, nil
+}
+
 // WatchWithContext implements cache.ListerWatcherWithContext.
 func (r *request) WatchWithContext(parent context.Context, o metav1.ListOptions) (watch.Interface, error) {
 	r.selector(&o)
 	ctx, cancel := context.WithCancelCause(parent)
 	timer := time.AfterFunc(r.timeouts.open, func() { cancel(errTooLate) })
-	w, err := r.watch(ctx, o)
+	var missed []watch.Event
+	var err error
+	if r.mustList() {
+		missed, o.ResourceVersion, err = r.missed(ctx, o.ResourceVersion)
+	}
+	var w watch.Interface
+	if err == nil {
+		w, err = r.watch(ctx, o)
+	}
 	if err == nil && reflect.TypeOf(w) == emptyWatch {
 		err = errNoWatch
 	}
@@ -130,14 +253,33 @@ func (r *request) WatchWithContext(parent context.Context, o metav1.ListOptions)
 		life += time.Duration(*o.TimeoutSeconds) * time.Second
 	}
 	timer.Reset(life)
+	r.mu.Lock()
+	past := r.past
+	r.watched = true
+	r.mu.Unlock()
+	keep := context.AfterFunc(past, func() { cancel(errRestored) })
 	r.health.watching(r.resource)
-	return &openWatch{Interface: w, stop: sync.OnceFunc(func() {
+	open := &openWatch{inner: w, events: make(chan watch.Event), done: make(chan struct{}), ended: make(chan struct{})}
+	open.stop = sync.OnceFunc(func() {
+		keep()
 		timer.Stop()
 		cancel(nil)
+		w.Stop()
+		close(open.done)
+		<-open.ended // what was handed on is noted
 		if parent.Err() == nil {
 			r.health.ended(r.resource)
 		}
-	})}, nil
+	})
+	go open.relay(missed, func(e watch.Event) {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		switch e.Type {
+		case watch.Added, watch.Modified, watch.Deleted:
+			_ = r.note(e.Type, e.Object) // what has no name is refused by the reflector
+		}
+	})
+	return open, nil
 }
 
 // isExpired reports whether err is the protocol's way to say "list again" (410
@@ -158,14 +300,42 @@ func overdue(ctx context.Context, err error) error {
 	return err
 }
 
-// openWatch is a watch that tells when it ends. The reflector always stops it.
+// openWatch is a watch that begins with what was missed and tells when it ends. The reflector always stops it.
 type openWatch struct {
-	watch.Interface
-	stop func()
+	inner  watch.Interface
+	events chan watch.Event
+	done   chan struct{} // closed by stop
+	ended  chan struct{} // closed by relay
+	stop   func()
 }
 
-// Stop implements watch.Interface.
-func (w *openWatch) Stop() {
-	w.Interface.Stop()
-	w.stop()
+// relay hands events on until the watch ends.
+func (w *openWatch) relay(missed []watch.Event, note func(watch.Event)) {
+	defer close(w.ended)
+	defer close(w.events)
+	send := func(e watch.Event) bool {
+		select {
+		case w.events <- e:
+			note(e)
+			return true
+		case <-w.done:
+			return false
+		}
+	}
+	for _, e := range missed {
+		if !send(e) {
+			return
+		}
+	}
+	for e := range w.inner.ResultChan() {
+		if !send(e) {
+			return
+		}
+	}
 }
+
+// ResultChan implements watch.Interface.
+func (w *openWatch) ResultChan() <-chan watch.Event { return w.events }
+
+// Stop implements watch.Interface.
+func (w *openWatch) Stop() { w.stop() }

@@ -2,6 +2,7 @@ package discovery
 
 import (
 	"context"
+	"crypto/tls"
 	"crypto/x509"
 	"encoding/base64"
 	"encoding/json"
@@ -14,6 +15,8 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"path/filepath"
+	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"syscall"
@@ -118,7 +121,7 @@ func TestTransportErrors(t *testing.T) {
 			})
 		}
 	}
-	tls := (*httptest.Server).StartTLS
+	startTLS := (*httptest.Server).StartTLS
 	trusted := func(s *httptest.Server) (string, *x509.Certificate) { return s.URL, s.Certificate() }
 	other := func(*httptest.Server) (string, *x509.Certificate) { return closedURL(t), nil }
 
@@ -130,26 +133,26 @@ func TestTransportErrors(t *testing.T) {
 		is      error
 		parts   []string
 	}{
-		{"refused", nil, tls, other, ErrUnreachable, []string{"unreachable: connection refused", "--dns-endpoint"}},
-		{"401", status(401), tls, trusted, ErrUnauthorized, []string{"401", "renew the kubeconfig's credentials"}},
-		{"403", status(403), tls, trusted, ErrForbidden, []string{"as the apiserver says", "RBAC"}},
-		{"404", status(404), tls, trusted, nil, []string{"404", "kube-apiserver"}},
-		{"429", status(429), tls, trusted, ErrUnreachable, []string{"overloaded"}},
-		{"500", status(500), tls, trusted, ErrUnreachable, []string{"not well (500)"}},
-		{"unknown authority", status(200), tls, func(s *httptest.Server) (string, *x509.Certificate) { return s.URL, nil },
+		{"refused", nil, startTLS, other, ErrUnreachable, []string{"unreachable: connection refused", "--dns-endpoint"}},
+		{"401", status(401), startTLS, trusted, ErrUnauthorized, []string{"401", "renew the kubeconfig's credentials"}},
+		{"403", status(403), startTLS, trusted, ErrForbidden, []string{"as the apiserver says", "RBAC"}},
+		{"404", status(404), startTLS, trusted, nil, []string{"404", "kube-apiserver"}},
+		{"429", status(429), startTLS, trusted, ErrUnreachable, []string{"overloaded"}},
+		{"500", status(500), startTLS, trusted, ErrUnreachable, []string{"not well (500)"}},
+		{"unknown authority", status(200), startTLS, func(s *httptest.Server) (string, *x509.Certificate) { return s.URL, nil },
 			ErrCertificate, []string{"unknown authority", "certificate-authority"}},
-		{"another name", status(200), tls, func(s *httptest.Server) (string, *x509.Certificate) {
+		{"another name", status(200), startTLS, func(s *httptest.Server) (string, *x509.Certificate) {
 			return strings.Replace(s.URL, "127.0.0.1", "127.0.0.2", 1), s.Certificate()
 		}, ErrCertificate, []string{"127.0.0.2", "certificate-authority"}},
 		{"plain HTTP", status(200), (*httptest.Server).Start, func(s *httptest.Server) (string, *x509.Certificate) {
 			return strings.Replace(s.URL, "http:", "https:", 1), nil
 		}, ErrCertificate, []string{"plain HTTP"}},
-		{"closes the connection", func(http.ResponseWriter, *http.Request) { panic(http.ErrAbortHandler) }, tls, trusted,
+		{"closes the connection", func(http.ResponseWriter, *http.Request) { panic(http.ErrAbortHandler) }, startTLS, trusted,
 			ErrUnreachable, []string{"it breaks the request off", "--dns-endpoint"}},
 		{"not an apiserver", func(w http.ResponseWriter, _ *http.Request) {
 			w.Header().Set("Content-Type", "text/html")
 			_, _ = io.WriteString(w, "<html>\nwelcome</html>")
-		}, tls, trusted, nil, []string{"the request fails", "kubeconfig"}},
+		}, startTLS, trusted, nil, []string{"the request fails", "kubeconfig"}},
 	}
 	for _, tc := range tests {
 		t.Run(tc.name, func(t *testing.T) {
@@ -356,7 +359,10 @@ func (a *api) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	events := make(chan metav1.WatchEvent, 16)
-	a.watches[events] = resource
+	// As an apiserver does: a watch from a version that is yet to come hears of nothing until then.
+	if from, _ := strconv.Atoi(r.URL.Query().Get("resourceVersion")); from <= a.version {
+		a.watches[events] = resource
+	}
 	a.mu.Unlock()
 	w.(http.Flusher).Flush()
 	a.opened <- resource
@@ -426,6 +432,65 @@ func TestOverTheWire(t *testing.T) {
 	}
 }
 
+// endWatches ends all watches, as an apiserver does after some minutes.
+func (a *api) endWatches() {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for w := range a.watches {
+		close(w)
+		delete(a.watches, w)
+	}
+}
+
+// restore puts another state in place, at any version, and tells nobody.
+func (a *api) restore(version int, s *discoveryv1.EndpointSlice) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.version = version
+	s.TypeMeta = metav1.TypeMeta{Kind: "EndpointSlice", APIVersion: "discovery.k8s.io/v1"}
+	s.ResourceVersion = fmt.Sprint(version)
+	a.objects[resourceSlices] = []runtime.Object{s}
+}
+
+// TestRestoredCluster: after a restore of etcd, with which versions go back or go on from another past, the endpoints are
+// those of the restored state, and changes of that are followed.
+func TestRestoredCluster(t *testing.T) {
+	for name, version := range map[string]int{"an older version": 50, "the same version": 102, "a newer version": 500} {
+		t.Run(name, func(t *testing.T) {
+			api := newAPI(t)
+			api.version = 100
+			srv := quietServer(t, api.ServeHTTP, (*httptest.Server).StartTLS)
+			w, _, stop := watchFor(t, serverKubeconfig(t, srv.URL, srv.Certificate()), defaultTimeouts)
+			defer stop()
+			ctx, cancel := context.WithTimeout(t.Context(), patience)
+			defer cancel()
+			want(t, receive(ctx, t, w), false, "172.20.0.2:53")
+			watched := func() {
+				t.Helper()
+				for left := 2; left > 0; left-- {
+					select {
+					case <-api.opened:
+					case <-ctx.Done():
+						t.Fatal("no watch")
+					}
+				}
+			}
+			watched()
+			api.modify(slice("a", ready("172.20.0.3")))
+			api.modify(slice("a", ready("172.20.0.4")))
+			for s := receive(ctx, t, w); addresses(s)[0] != "172.20.0.4:53"; s = receive(ctx, t, w) {
+			}
+			api.restore(version, slice("a", ready("172.20.0.9")))
+			api.endWatches()
+			want(t, receive(ctx, t, w), false, "172.20.0.9:53")
+			watched()
+			api.modify(slice("b", ready("172.20.0.10")))
+			for s := receive(ctx, t, w); !slices.Contains(addresses(s), "172.20.0.10:53"); s = receive(ctx, t, w) {
+			}
+		})
+	}
+}
+
 func receive(ctx context.Context, t *testing.T, w *Watcher) Snapshot {
 	t.Helper()
 	select {
@@ -452,7 +517,10 @@ func TestDiagnose(t *testing.T) {
 		{"connect timeout", opErr(syscall.ETIMEDOUT), ErrUnreachable, "connection timed out"},
 		{"deadline", fmt.Errorf("failed to list: %w", context.DeadlineExceeded), ErrUnreachable, "does not answer in time"},
 		{"server refuses our certificate", &net.OpError{Op: "remote error", Err: errors.New("tls: bad certificate")}, ErrCertificate, "refuses our side: tls: bad certificate"},
-		{"expired", x509.CertificateInvalidError{Reason: x509.Expired}, ErrCertificate, "expired"},
+		{"expired", x509.CertificateInvalidError{Reason: x509.Expired, Cert: &x509.Certificate{NotAfter: time.Now().Add(-time.Hour)}, Detail: "current time 2026-12-01T00:00:00Z is after"},
+			ErrCertificate, "TLS with the apiserver fails: its certificate has expired, or this host's clock is ahead;"},
+		{"not valid yet", fmt.Errorf("%w", &tls.CertificateVerificationError{Err: x509.CertificateInvalidError{Reason: x509.Expired, Cert: &x509.Certificate{NotBefore: time.Now().Add(time.Hour)}}}),
+			ErrCertificate, "not valid yet: this host's clock is behind"},
 		{"unknown, on several lines", errors.New("a\n\tb"), nil, "the request fails: a b"},
 	}
 	for _, tc := range tests {

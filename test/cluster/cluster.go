@@ -43,6 +43,7 @@ const (
 	AdminKubeconfig = Dir + "/admin.kubeconfig"
 	HostKubeconfig  = Dir + "/host.kubeconfig"
 
+	etcdDir      = Dir + "/etcd"
 	apiPort      = "6443"
 	certLifetime = 12 * time.Hour
 )
@@ -124,11 +125,11 @@ func (c *Cluster) start(ctx context.Context) error {
 		return err
 	}
 	c.Client = client
-	c.etcd = c.newProcess("etcd", "--data-dir="+Dir+"/etcd", "--log-level=error", "--unsafe-no-fsync",
+	c.etcd = c.newProcess("etcd", "--data-dir="+etcdDir, "--log-level=error", "--unsafe-no-fsync",
 		"--listen-client-urls=http://127.0.0.1:2379", "--advertise-client-urls=http://127.0.0.1:2379",
 		"--listen-peer-urls=http://127.0.0.1:2380", "--initial-advertise-peer-urls=http://127.0.0.1:2380",
 		"--initial-cluster=default=http://127.0.0.1:2380")
-	if err := c.etcd.start(ctx, c.answers("http://127.0.0.1:2379/health")); err != nil {
+	if err := c.startEtcd(ctx); err != nil {
 		return err
 	}
 	c.apiserver = c.newProcess("kube-apiserver",
@@ -312,6 +313,10 @@ func answersFrom(node *lab.Node, url string) func(context.Context) error {
 		}
 		return nil
 	}
+}
+
+func (c *Cluster) startEtcd(ctx context.Context) error {
+	return c.etcd.start(ctx, c.answers("http://127.0.0.1:2379/health"))
 }
 
 // StartAPIServer starts the apiserver, again if it was stopped, and returns when it is ready. Its objects are etcd's.

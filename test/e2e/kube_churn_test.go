@@ -350,3 +350,30 @@ func TestSlowAPIServer(t *testing.T) {
 	h.healthy()
 	resolve(t, h.Host(), hostDNS, lab.Backend, lab.Backend4)
 }
+
+// TestRestoredEtcd: after a restore of etcd resource versions go back, and a watch from one that is yet to come is silent.
+// The endpoints are those of the restored state, and changes of it are followed, long before that version is reached.
+func TestRestoredEtcd(t *testing.T) {
+	h, c := onCluster(t, cluster.Options{})
+	h.attach(discovered, ranges)
+	both := []string{lab.CoreDNS0v4, lab.CoreDNS1v4}
+	h.follows(patience, both...)
+	ctx, cancel := context.WithTimeout(t.Context(), 4*reconnect)
+	defer cancel()
+	if err := c.Snapshot(ctx); err != nil {
+		t.Fatal(err)
+	}
+	h.confirmed()
+	for range 20 {
+		setEndpoints(t, c, lab.CoreDNS0v4)
+		setEndpoints(t, c, lab.CoreDNS1v4)
+	}
+	h.follows(patience, lab.CoreDNS1v4)
+	if err := c.Restore(ctx); err != nil {
+		t.Fatal(err)
+	}
+	h.follows(2*reconnect, both...)
+	h.confirmed()
+	setEndpoints(t, c, lab.CoreDNS0v4)
+	h.follows(patience, lab.CoreDNS0v4)
+}
