@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -15,6 +14,7 @@ import (
 
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/config"
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/daemon"
+	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/status"
 )
 
 func newAttachCommand() *cobra.Command {
@@ -56,39 +56,21 @@ the host has now. Returns when the host resolves through it; the daemon stays in
 			if err := os.Chdir("/"); err != nil {
 				return fmt.Errorf("leave the working directory: %w", err)
 			}
-			err := daemon.New(c, version, log).Run(cmd.Context(), func() {
-				notify(nil)
+			err := daemon.New(c, version, log).Run(cmd.Context(), func(report status.Report) {
+				notify(report.Summary(), nil)
 				if err := notifySystemd("READY=1"); err != nil {
 					log.Warn("systemd not told", zap.Error(err))
 				}
 			})
 			// Without effect if ready has been said.
-			notify(err)
+			notify("", err)
 			return err
 		}
 		said, err := attachOrReload(cmd.Context(), c)
-		if said != "" {
-			fmt.Fprintln(cmd.OutOrStdout(), said)
-		}
-		if said != "" || err != nil {
-			return err
-		}
-		report, err := daemon.Status(cmd.Context(), c)
 		if err != nil {
 			return err
 		}
-		if report.PID == 0 {
-			return fmt.Errorf("attach: the daemon has ended since: %s: see its log, or attach again", strings.Join(report.Problems, "; "))
-		}
-		others := fmt.Sprintf("to %d upstreams", len(report.Resolver.Upstreams))
-		if len(report.Resolver.SteeredAt) > 0 {
-			others = "left to the resolver at " + strings.Join(report.Resolver.SteeredAt, " and ")
-		}
-		fmt.Fprintf(cmd.OutOrStdout(), "attached: %d zones to %d endpoints, all other names %s\n",
-			len(report.Zones), len(report.Endpoints), others)
-		if report.Shared != nil {
-			fmt.Fprintln(cmd.OutOrStdout(), "KubeSwitch:", report.Shared)
-		}
+		fmt.Fprintln(cmd.OutOrStdout(), said)
 		return nil
 	}
 	return cmd
@@ -97,12 +79,13 @@ the host has now. Returns when the host resolves through it; the daemon stays in
 // retryAttach is how often an attach that meets another one, on its way up or down, tries again.
 const retryAttach = 100 * time.Millisecond
 
-// attachOrReload attaches, or gives the settings to the daemon that is attached, and returns what it says about that.
+// attachOrReload attaches, or gives the settings to the daemon that is attached, and returns what that one says.
 func attachOrReload(ctx context.Context, c config.Config) (said string, err error) {
 	deadline := time.After(c.Wait)
 	for {
-		if err := attachInBackground(ctx, c); !errors.Is(err, daemon.ErrAttached) {
-			return "", err
+		said, err := attachInBackground(ctx, c)
+		if !errors.Is(err, daemon.ErrAttached) {
+			return said, err
 		}
 		changed, err := daemon.Reload(ctx, c)
 		switch {

@@ -27,22 +27,23 @@ const readyFDVariable = "K2S_DNSBPF_READY_FD"
 // outcome is what a daemon tells its starter, once.
 type outcome struct {
 	Ready    bool   `json:"ready"`
+	Says     string `json:"says,omitempty"`     // for who attached
 	Attached bool   `json:"attached,omitempty"` // another one is
 	Error    string `json:"error,omitempty"`
 }
 
 // readyNotifier returns the function that tells the starter. Only its first call counts; it does nothing if nobody
 // waits.
-func readyNotifier() func(error) {
+func readyNotifier() func(says string, err error) {
 	fd, err := strconv.Atoi(os.Getenv(readyFDVariable))
 	if err != nil {
-		return func(error) {}
+		return func(string, error) {}
 	}
 	pipe := os.NewFile(uintptr(fd), "ready")
 	var once sync.Once
-	return func(err error) {
+	return func(says string, err error) {
 		once.Do(func() {
-			result := outcome{Ready: err == nil, Attached: errors.Is(err, daemon.ErrAttached)}
+			result := outcome{Ready: err == nil, Says: says, Attached: errors.Is(err, daemon.ErrAttached)}
 			if err != nil {
 				result.Error = err.Error()
 			}
@@ -54,24 +55,24 @@ func readyNotifier() func(error) {
 }
 
 // attachInBackground starts this program again in the foreground mode and a session of its own, and waits until it is
-// ready or has failed.
-func attachInBackground(ctx context.Context, c config.Config) error {
+// ready or has failed. It returns what the daemon says.
+func attachInBackground(ctx context.Context, c config.Config) (said string, err error) {
 	if err := daemon.CheckPrivilege("attach"); err != nil {
-		return err
+		return "", err
 	}
 	self, err := os.Executable()
 	if err != nil {
-		return fmt.Errorf("find this program: %w", err)
+		return "", fmt.Errorf("find this program: %w", err)
 	}
 	reader, writer, err := os.Pipe()
 	if err != nil {
-		return fmt.Errorf("make a pipe to the daemon: %w", err)
+		return "", fmt.Errorf("make a pipe to the daemon: %w", err)
 	}
 	defer reader.Close()
 	defer writer.Close()
 	log, err := openLog(c)
 	if err != nil {
-		return err
+		return "", err
 	}
 	defer log.Close()
 
@@ -81,10 +82,10 @@ func attachInBackground(ctx context.Context, c config.Config) error {
 	child.Env = append(os.Environ(), readyFDVariable+"=3")
 	child.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 	if err := child.Start(); err != nil {
-		return fmt.Errorf("start the daemon: %w", err)
+		return "", fmt.Errorf("start the daemon: %w", err)
 	}
 	if err := writer.Close(); err != nil {
-		return fmt.Errorf("close the pipe to the daemon: %w", err)
+		return "", fmt.Errorf("close the pipe to the daemon: %w", err)
 	}
 	// A Ctrl-C here ends the attempt: the daemon undoes what it did and tells us so.
 	stop := context.AfterFunc(ctx, func() { _ = child.Process.Signal(syscall.SIGTERM) })
@@ -93,18 +94,18 @@ func attachInBackground(ctx context.Context, c config.Config) error {
 	var result outcome
 	err = json.NewDecoder(reader).Decode(&result)
 	if err == nil && result.Ready {
-		return child.Process.Release()
+		return result.Says, child.Process.Release()
 	}
 	waited := child.Wait()
 	switch {
 	case result.Attached:
-		return daemon.ErrAttached
+		return "", daemon.ErrAttached
 	case result.Error != "":
-		return errors.New(result.Error)
+		return "", errors.New(result.Error)
 	case errors.Is(err, io.EOF):
-		return fmt.Errorf("the daemon died without a word: %w: its log is %s", waited, log.Name())
+		return "", fmt.Errorf("the daemon died without a word: %w: its log is %s", waited, log.Name())
 	}
-	return fmt.Errorf("hear from the daemon: %w", err)
+	return "", fmt.Errorf("hear from the daemon: %w", err)
 }
 
 // foregroundArgs adds --foreground right behind the command, where a "--" can't hide it.

@@ -61,8 +61,7 @@ func (d *Daemon) listenControl() (*http.Server, error) {
 	mux.HandleFunc("POST /detach", func(w http.ResponseWriter, r *http.Request) {
 		var order detachOrder
 		if acceptOrder(w, r, &order) {
-			d.reply(w, struct{}{})
-			d.handleDetach(w, order)
+			d.handleDetach(w, r, order)
 		}
 	})
 	server := &http.Server{Handler: mux, ReadHeaderTimeout: controlTimeout, ConnContext: withPeer}

@@ -22,6 +22,7 @@ import (
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/netdev"
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/resolvconf"
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/state"
+	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/status"
 )
 
 // errInterrupted is the end of an attach that a signal or a detach cut short.
@@ -67,7 +68,7 @@ type Daemon struct {
 	listen     []netip.AddrPort
 	kubeSwitch netip.Addr // this host's address on it; invalid: none
 	reloads    chan *reload
-	detaches   chan time.Duration // each how long to linger
+	detaches   chan detaching
 
 	health *health
 	guard  *guard // nil where the resolver file is left alone
@@ -101,19 +102,19 @@ func CheckPrivilege(verb string) error {
 func New(c config.Config, version string, log *zap.Logger) *Daemon {
 	return &Daemon{
 		config: c, version: version, log: log,
-		reloads: make(chan *reload), detaches: make(chan time.Duration, 1), health: newHealth(), problems: make(map[string]string),
+		reloads: make(chan *reload), detaches: make(chan detaching), health: newHealth(), problems: make(map[string]string),
 	}
 }
 
-// Run attaches, calls ready, serves until ctx ends or a detach is asked for, and detaches. After a detach it lingers until
-// that is of no more use, or ctx ends. An error before ready means that nothing is changed on the host, or that all
+// Run attaches, calls ready with the report of that, serves until ctx ends or a detach is asked for, and detaches. After a
+// detach it lingers until that is of no more use, or ctx ends. An error before ready means that nothing is changed on the host, or that all
 // changes are undone; what could not be undone is in the error and stays in the journal.
-func (d *Daemon) Run(ctx context.Context, ready func()) error {
+func (d *Daemon) Run(ctx context.Context, ready func(status.Report)) error {
 	err := d.run(ctx, ready)
 	return errors.Join(err, d.lingering.run(ctx))
 }
 
-func (d *Daemon) run(ctx context.Context, ready func()) (err error) {
+func (d *Daemon) run(ctx context.Context, ready func(status.Report)) (err error) {
 	if err := d.acquire(); err != nil {
 		return err
 	}
@@ -141,7 +142,7 @@ func (d *Daemon) run(ctx context.Context, ready func()) (err error) {
 	defer control.Close()
 	d.succeed()
 	d.log.Info("attached", zap.Strings("zones", zoneNames(d.network.zones)), zap.Stringers("upstreams", d.upstreams()))
-	ready()
+	ready(d.report())
 	return d.serve(ctx)
 }
 
@@ -245,8 +246,11 @@ func (d *Daemon) serve(ctx context.Context) error {
 		select {
 		case <-ctx.Done():
 			return nil
-		case d.linger = <-d.detaches:
-			return nil
+		case request := <-d.detaches:
+			if d.startDetach(request) {
+				d.linger = request.linger
+				return nil
+			}
 		case <-beat.C:
 			d.beat()
 			d.followResolver()

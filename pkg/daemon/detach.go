@@ -80,10 +80,7 @@ func (d *Daemon) restoreOrServe(ctx context.Context) error {
 			}
 			return nil
 		}
-		if d.resolver == nil {
-			return err
-		}
-		if now, stateErr := d.resolver.State(); stateErr == nil && now != resolvconf.StateOurs {
+		if !d.ours() {
 			return err
 		}
 		d.log.Error("resolver not restored, serving on", zap.Error(err))
@@ -94,6 +91,15 @@ func (d *Daemon) restoreOrServe(ctx context.Context) error {
 		case <-tick.C:
 		}
 	}
+}
+
+// ours reports whether our file is, or may be, in place.
+func (d *Daemon) ours() bool {
+	if d.resolver == nil {
+		return false
+	}
+	now, err := d.resolver.State()
+	return err != nil || now == resolvconf.StateOurs
 }
 
 func (d *Daemon) setProblem(about string, err error) {
@@ -108,8 +114,8 @@ func (d *Daemon) dismissGuard() {
 	if d.guard == nil {
 		return
 	}
-	if now, err := d.resolver.State(); err != nil || now == resolvconf.StateOurs {
-		d.log.Error("the resolver file is left to the guardian", zap.Error(err))
+	if d.ours() {
+		d.log.Error("the resolver file is left to the guardian")
 		return
 	}
 	d.guard.dismiss()
@@ -213,8 +219,11 @@ func end(ctx context.Context, pid int, c config.Config) error {
 		return err
 	}
 	err := requestDetach(ctx, c)
-	if err == nil || errors.Is(err, errNoDaemon) {
+	switch {
+	case err == nil, errors.Is(err, errNoDaemon):
 		return nil
+	case errors.Is(err, errStays):
+		return fmt.Errorf("detach: %w", err)
 	}
 	if now, held := state.Holder(filepath.Join(c.RunDir, lockFile)); !held || now != pid {
 		return nil

@@ -66,8 +66,12 @@ func (d *Daemon) reroute() {
 // routes sends names of the zones to the endpoints that live.
 func (d *Daemon) routes(zones []discovery.Zone, living []netip.AddrPort, snapshot discovery.Snapshot) forwarder.Routes {
 	routes := forwarder.Routes{Zones: routesTo(zones, living), TCP: snapshot.TCP(), Upstreams: d.upstreams(), Unserved: snapshot.Reason}
-	if len(snapshot.Endpoints) > 0 {
-		routes.Unserved = fmt.Sprintf("none of %d answers", len(snapshot.Endpoints))
+	switch n := len(snapshot.Endpoints); n {
+	case 0:
+	case 1:
+		routes.Unserved = "the only one does not answer"
+	default:
+		routes.Unserved = fmt.Sprintf("none of %d answers", n)
 	}
 	routes.Timeout, routes.Attempts, routes.Rotate = d.inspection.File.Retries()
 	return routes

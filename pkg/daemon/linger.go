@@ -6,6 +6,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"net"
 	"net/http"
 	"net/netip"
@@ -90,10 +91,20 @@ func (d *Daemon) leaveForwarder(ctx context.Context) {
 	shutDown(ctx, d.forwarder, d.log)
 }
 
-// detachOrder is what the control socket takes.
+// detachOrder is what the control socket takes, detachResult what it answers: with an error the daemon stays attached.
 type detachOrder struct {
 	Linger time.Duration `json:"linger"`
 }
+
+type detachResult struct {
+	Error string `json:"error,omitempty"`
+}
+
+// detachLimit is how long the resolver file may take to be put back.
+const detachLimit = 3 * time.Second
+
+// errStays is a detach that the daemon refuses.
+var errStays = errors.New("still attached")
 
 // requestDetach has the daemon end as at a signal, but linger.
 func requestDetach(ctx context.Context, c config.Config) error {
@@ -101,18 +112,56 @@ func requestDetach(ctx context.Context, c config.Config) error {
 	if err != nil {
 		return err
 	}
-	return askDaemon(ctx, c, controlTimeout, http.MethodPost, "/detach", body, &struct{}{})
+	var result detachResult
+	err = askDaemon(ctx, c, detachLimit, http.MethodPost, "/detach", body, &result)
+	if err == nil && result.Error != "" {
+		err = fmt.Errorf("%w: %s", errStays, result.Error)
+	}
+	return err
 }
 
-// handleDetach has serve end. The reply must be out before: with serve, the control socket ends.
-func (d *Daemon) handleDetach(w http.ResponseWriter, order detachOrder) {
+// detaching is an order on its way to serve.
+type detaching struct {
+	linger  time.Duration
+	done    chan error    // of the resolver file
+	replied chan struct{} // closed when the reply is out: with serve, the control socket ends
+}
+
+// handleDetach has serve put the resolver file back and end.
+func (d *Daemon) handleDetach(w http.ResponseWriter, r *http.Request, order detachOrder) {
+	request := detaching{order.Linger, make(chan error, 1), make(chan struct{})}
+	defer close(request.replied)
+	select {
+	case d.detaches <- request:
+	case <-r.Context().Done():
+		return
+	}
+	var result detachResult
+	if err := <-request.done; err != nil {
+		result.Error = err.Error()
+	}
+	d.reply(w, result)
 	if err := http.NewResponseController(w).Flush(); err != nil {
 		d.log.Debug("reply not sent", zap.Error(err))
 	}
-	select {
-	case d.detaches <- order.Linger:
-	default: // on its way already
+}
+
+// startDetach puts the resolver file back, which is the first of a detach, and reports whether the rest is to follow: not
+// while the file can't be put back, since it would point at nobody then. Whoever asked learns why.
+func (d *Daemon) startDetach(request detaching) bool {
+	done, err := restoreResolver(d.config, d.journal, d.log)
+	for _, line := range done {
+		d.log.Info(line)
 	}
+	if err != nil && !d.ours() {
+		err = nil // detach tells of it
+	}
+	request.done <- err
+	select {
+	case <-request.replied:
+	case <-time.After(controlTimeout):
+	}
+	return err == nil
 }
 
 func shutDown(ctx context.Context, server *forwarder.Server, log *zap.Logger) {

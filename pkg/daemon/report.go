@@ -89,7 +89,7 @@ func (d *Daemon) report() status.Report {
 	if report.Guardian, problem = d.guard.report(); problem != "" {
 		report.Problems = append(report.Problems, problem)
 	}
-	fillResolver(&report, d.resolver, d.config, d.keeper)
+	fillResolver(&report, d.resolver, d.config, d.keeper, "")
 	report.Resolver.SteeredAt = texts(d.network.resolvers)
 	fillDatapath(&report, d.config, d.journal)
 	report.Healthy = len(report.Problems) == 0
@@ -112,8 +112,9 @@ func (d *Daemon) discoveryReport(now time.Time) *status.Discovery {
 	return report
 }
 
-// fillResolver adds what the file system says, which is so with or without a daemon.
-func fillResolver(report *status.Report, manager *resolvconf.Manager, c config.Config, keeper *resolvconf.Keeper) {
+// fillResolver adds what the file system says, which is so with or without a daemon. The remedy is for a file that is not
+// ours, without one.
+func fillResolver(report *status.Report, manager *resolvconf.Manager, c config.Config, keeper *resolvconf.Keeper, remedy string) {
 	report.Resolver.File = c.ResolvConf
 	inspection, err := manager.Inspect()
 	if err != nil {
@@ -142,7 +143,7 @@ func fillResolver(report *status.Report, manager *resolvconf.Manager, c config.C
 		standing = keeper.Standing()
 		report.Resolver.Events = resolverEvents(keeper.Events())
 	}
-	judgeResolver(report, inspection, c, standing)
+	judgeResolver(report, inspection, c, standing, remedy)
 }
 
 func texts(addresses []netip.Addr) (texts []string) {
@@ -227,7 +228,11 @@ func fillFilters(report *status.Report, journal *state.Journal) {
 			report.Problems = append(report.Problems, change.Name+" is no longer attached: the interface is gone")
 			continue
 		case id == 0:
-			report.Problems = append(report.Problems, change.Name+" is no longer attached: somebody removed the filter: run k2s-dnsbpf detach and attach again")
+			remedy := "run k2s-dnsbpf detach and attach again"
+			if report.PID == 0 {
+				remedy = "run k2s-dnsbpf attach again"
+			}
+			report.Problems = append(report.Problems, change.Name+" is no longer attached: somebody removed the filter: "+remedy)
 			continue
 		}
 		hook := "clsact/ingress"
@@ -247,15 +252,18 @@ func Status(ctx context.Context, c config.Config) (status.Report, error) {
 	if err == nil {
 		return report, nil
 	}
-	var problem string
+	var problem, remedy string
 	switch {
 	case ctx.Err() != nil:
 		return status.Report{}, err
 	case errors.Is(err, errNoDaemon):
-		problem = "the daemon is dead: run k2s-dnsbpf detach, or attach again"
+		remedy = "run k2s-dnsbpf attach again, or detach"
+		problem = "the daemon is dead: " + remedy
 	case errors.Is(err, ErrNotServing):
-		problem = "an attach or detach is at work: ask again when it has ended"
+		remedy = "ask again when it has ended"
+		problem = "an attach or detach is at work: " + remedy
 	default:
+		remedy = "the daemon takes it over again when it goes on; k2s-dnsbpf detach ends that one"
 		problem = fmt.Sprintf("%s: what follows is what can be seen without it", err)
 	}
 	report = status.Report{Resolver: status.Resolver{File: c.ResolvConf}}
@@ -297,7 +305,7 @@ func Status(ctx context.Context, c config.Config) (status.Report, error) {
 	}
 	fillGuardian(&report, c)
 	fillLingering(&report, c)
-	fillResolver(&report, manager, c, nil)
+	fillResolver(&report, manager, c, nil, remedy)
 	fillDatapath(&report, c, journal)
 	slices.Sort(report.Problems)
 	return report, nil

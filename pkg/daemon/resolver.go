@@ -136,7 +136,7 @@ func resolverEvents(events []resolvconf.Event) []status.ResolverEvent {
 
 // judgeResolver says what it means that the file is not ours. The host's programs then ask others, who know nothing of
 // the cluster.
-func judgeResolver(report *status.Report, inspection resolvconf.Inspection, c config.Config, standing resolvconf.Standing) {
+func judgeResolver(report *status.Report, inspection resolvconf.Inspection, c config.Config, standing resolvconf.Standing, remedy string) {
 	if c.Resolver != config.ResolverTakeover {
 		return
 	}
@@ -158,6 +158,6 @@ func judgeResolver(report *status.Report, inspection resolvconf.Inspection, c co
 	case report.PID != 0:
 		problem("it is taken over again as soon as it is complete")
 	default:
-		problem("run k2s-dnsbpf detach and attach again")
+		problem(remedy)
 	}
 }

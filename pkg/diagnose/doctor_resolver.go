@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/config"
+	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/internal/say"
 )
 
 const restoreFix = "run sudo k2s-dnsbpf restore"
@@ -124,7 +125,7 @@ func checkJournal(f Facts) []Finding {
 			Consequence: "the last change may be missing in it", Fix: "check the disk, and detach",
 		}}
 	case j.Changes > 0:
-		return ok("%s is whole, and records %d changes", j.Path, j.Changes)
+		return ok("%s is whole, and records %s", j.Path, say.Count(j.Changes, "change"))
 	}
 	return ok("nothing is recorded as changed")
 }

@@ -5,6 +5,8 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
+
+	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/internal/say"
 )
 
 func checkDaemon(f Facts) []Finding {
@@ -101,7 +103,7 @@ func checkPort53(f Facts) []Finding {
 	case len(out) > 0:
 		return out
 	case own > 0:
-		return ok("the forwarder has %d sockets", own)
+		return ok("the forwarder has %s", say.Count(own, "socket"))
 	}
 	return ok("port 53 is free on %s", list(f.Attachment.Served))
 }

@@ -154,6 +154,7 @@ type effective struct {
 	content  []byte
 	dangling bool
 	tooLarge bool
+	kind     string // of a target that is no regular file, as safefile.Kind says it
 }
 
 // effective reads the content of before us: what is in place, or while ours is
@@ -193,7 +194,7 @@ func (m *Manager) follow(o object, name string) (effective, error) {
 		case TypeMissing:
 			return effective{target: name, links: links, dangling: true}, nil
 		case TypeOther:
-			return effective{target: name, links: links}, nil
+			return effective{target: name, links: links, kind: safefile.Kind(o.info.Mode)}, nil
 		}
 		links = append(links, name)
 		if filepath.IsAbs(o.link) {
@@ -207,7 +208,7 @@ func (m *Manager) follow(o object, name string) (effective, error) {
 		}
 		o = next
 	}
-	return effective{target: name, links: links, dangling: true}, nil
+	return effective{target: name, links: links, dangling: true, kind: "a circle of links"}, nil
 }
 
 // Files in which managers publish the servers that they learned.
@@ -257,8 +258,12 @@ func (m *Manager) upstreamRefusal(s survey) []error {
 		why = joinSkips(s.Dropped)
 	case s.Type == TypeMissing:
 		why = "the file is missing"
+	case s.eff.kind != "":
+		why = fmt.Sprintf("it is a link to %s, which is %s", s.Link, s.eff.kind)
 	case s.Type == TypeDangling:
 		why = "it is a link to " + s.Link + ", which doesn't exist"
+	case s.Type == TypeSymlink:
+		why = fmt.Sprintf("%s, which it is a link to, names no server", s.Link)
 	}
 	return []error{fmt.Errorf("%s: %w: %s: give one with --upstream", m.path, ErrNoUpstream, why)}
 }
@@ -271,7 +276,7 @@ func (m *Manager) refusals(s survey, tooLarge bool) []error {
 	}
 	switch {
 	case s.cur.Type == TypeOther:
-		add(ErrNotFile, "it is %v: move it away", s.cur.info.Mode.Type())
+		add(ErrNotFile, "it is %s: move it away", safefile.Kind(s.cur.info.Mode))
 	case s.cur.info.MountRoot:
 		add(ErrBindMount, "%s is mounted over the file: unmount it, or use --in-place or --resolver none", s.Mount)
 	case tooLarge:

@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"go.uber.org/zap"
+
+	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/internal/safefile"
 )
 
 // Policy says what a Keeper does about a file that somebody puts in place of
@@ -549,7 +551,7 @@ func (k *Keeper) what(s sighting) string {
 	case s.isLink():
 		return "replaced by a symbolic link to " + s.cur.link
 	case s.cur.Type == TypeOther:
-		return "replaced by what is no file"
+		return "replaced by " + safefile.Kind(s.cur.info.Mode)
 	case reverted, sealed(s.cur.content):
 		return "replaced by an earlier file of ours"
 	case s.State == StateOriginal && s.rec.known:

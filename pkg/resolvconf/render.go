@@ -9,6 +9,8 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
+
+	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/internal/say"
 )
 
 const (
@@ -19,6 +21,9 @@ const (
 	sumPrefix = "# checksum: sha256:"
 	// createdMark stands in the header if there was no file before ours.
 	createdMark = "# Original:  none, there was no such file."
+	// Further lines of the header, without the comment character.
+	dontEdit       = "Don't edit: changes are lost at detach."
+	commentsFollow = "Comments of the original:"
 
 	// maxNameservers is MAXNS of resolv.h: a resolver reads no more.
 	maxNameservers = 3
@@ -55,7 +60,7 @@ type rendering struct {
 // or it fails: a file that no resolver can read must never be installed.
 func (r rendering) render() ([]byte, error) {
 	if len(r.nameservers) == 0 || len(r.nameservers) > maxNameservers {
-		return nil, fmt.Errorf("%d nameservers for %s: give 1 to %d", len(r.nameservers), r.path, maxNameservers)
+		return nil, fmt.Errorf("%s for %s: give 1 to %d", say.Count(len(r.nameservers), "nameserver"), r.path, maxNameservers)
 	}
 	var b bytes.Buffer
 	fmt.Fprintln(&b, headerLine)
@@ -64,7 +69,7 @@ func (r rendering) render() ([]byte, error) {
 		again = fmt.Sprintf(", taken over again %d", r.serial)
 	}
 	fmt.Fprintf(&b, "# Attach id: %s%s (k2s-dnsbpf %s)\n", r.attachID, again, r.version)
-	fmt.Fprintln(&b, "# Don't edit: changes are lost at detach.")
+	fmt.Fprintln(&b, "# "+dontEdit)
 	fmt.Fprintln(&b, "# Look:      k2s-dnsbpf status")
 	fmt.Fprintln(&b, "# Undo:      sudo k2s-dnsbpf detach")
 	if r.undo.parked != "" {
@@ -74,7 +79,7 @@ func (r rendering) render() ([]byte, error) {
 	}
 	fmt.Fprintf(&b, "# By hand:   %s\n", r.undo.command)
 	if comments := carriedComments(r.base.Comments); len(comments) > 0 {
-		fmt.Fprintln(&b, "# Comments of the original:")
+		fmt.Fprintln(&b, "# "+commentsFollow)
 		for _, c := range comments {
 			fmt.Fprintln(&b, c)
 		}
@@ -113,7 +118,7 @@ func carriedComments(comments []string) []string {
 		}
 	}
 	comments = slices.DeleteFunc(slices.Clone(comments), func(c string) bool {
-		return strings.Contains(c, "k2s-dnsbpf") || strings.HasPrefix(c, sumPrefix) || c == createdMark
+		return strings.Contains(c, "k2s-dnsbpf") || isTrace(c)
 	})
 	return comments[:min(len(comments), maxComments)]
 }

@@ -12,6 +12,7 @@ import (
 
 	"go.uber.org/zap"
 
+	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/internal/say"
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/state/hostfs"
 )
 
@@ -50,11 +51,8 @@ func (m *Manager) Restore() (Outcome, error) {
 	if err != nil {
 		return out, err
 	}
-	level := zap.InfoLevel
-	if out.Result == NothingToDo {
-		level = zap.DebugLevel
-	}
-	m.log.Log(level, "resolver file", zap.String("path", m.path), zap.String("result", string(out.Result)),
+	// The caller tells it.
+	m.log.Debug("resolver file", zap.String("path", m.path), zap.String("result", string(out.Result)),
 		zap.String("detail", out.Detail))
 	return out, nil
 }
@@ -199,7 +197,7 @@ const danglesNote = ", which doesn't exist: start the program that writes it"
 // the same, since its target is somebody else's to make.
 func (m *Manager) describeOriginal(o original) string {
 	if o.Type != TypeSymlink {
-		return fmt.Sprintf("regular file of %d bytes", len(o.Content))
+		return "regular file of " + say.Count(len(o.Content), "byte")
 	}
 	text := fmt.Sprintf("symbolic link to %s", o.Link)
 	eff, err := m.follow(object{Type: TypeSymlink, link: string(o.Link)}, m.path)
@@ -416,6 +414,9 @@ func (m *Manager) leave(rec record, cur object) (Outcome, error) {
 		}
 	}
 	if err := m.drop(m.fresh); err != nil {
+		return Outcome{}, m.explain("restore "+m.path, err)
+	}
+	if err := m.cleanse(rec, cur); err != nil {
 		return Outcome{}, m.explain("restore "+m.path, err)
 	}
 	return out, nil

@@ -91,12 +91,15 @@ func (m *Manager) TakeOver(t TakeOver) error {
 	serial := 0
 	if s.rec.known || len(s.rec.texts) > 0 {
 		serial = s.rec.original.Serial + 1
-		if err := m.settle(s.rec); err != nil {
-			return err
-		}
-		if s, err = m.inspect(own); err != nil {
-			return fmt.Errorf("take over: %w", err)
-		}
+		err = m.settle(s.rec)
+	} else {
+		err = m.explain("take over "+m.path, m.cleanse(s.rec, s.cur))
+	}
+	if err != nil {
+		return err
+	}
+	if s, err = m.inspect(own); err != nil {
+		return fmt.Errorf("take over: %w", err)
 	}
 	return m.takeOver(s, t, serial)
 }

@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
 
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/state"
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/state/hostfs"
@@ -420,12 +421,35 @@ func TestOtherRefusals(t *testing.T) {
 	tests := map[string]struct {
 		make func(t *testing.T, h host)
 		want error
+		says string
 	}{
-		"directory":      {func(t *testing.T, h host) { must(t, os.Mkdir(h.path, 0o755)) }, ErrNotFile},
-		"fifo":           {func(t *testing.T, h host) { must(t, syscall.Mkfifo(h.path, 0o644)) }, ErrNotFile},
-		"too large":      {func(t *testing.T, h host) { write(t, h.path, strings.Repeat("#", MaxSize+1)) }, ErrTooLarge},
-		"ourselves":      {func(t *testing.T, h host) { write(t, h.path, "nameserver 127.0.0.1\n") }, ErrNoUpstream},
-		"link to itself": {func(t *testing.T, h host) { must(t, os.Symlink("resolv.conf", h.path)) }, ErrNoUpstream},
+		"directory": {func(t *testing.T, h host) { must(t, os.Mkdir(h.path, 0o755)) }, ErrNotFile, "it is a directory: move it away"},
+		"fifo":      {func(t *testing.T, h host) { must(t, syscall.Mkfifo(h.path, 0o644)) }, ErrNotFile, "it is a FIFO: move it away"},
+		"socket": {func(t *testing.T, h host) {
+			must(t, os.MkdirAll(h.etc, 0o755))
+			must(t, unix.Mknod(h.path, unix.S_IFSOCK|0o644, 0))
+		}, ErrNotFile, "it is a socket: move it away"},
+		"too large": {func(t *testing.T, h host) { write(t, h.path, strings.Repeat("#", MaxSize+1)) }, ErrTooLarge, "make it smaller"},
+		"ourselves": {func(t *testing.T, h host) { write(t, h.path, "nameserver 127.0.0.1\n") }, ErrNoUpstream, ""},
+		"link to itself": {
+			func(t *testing.T, h host) { must(t, os.Symlink("resolv.conf", h.path)) }, ErrNoUpstream,
+			"it is a link to resolv.conf, which is a circle of links: give one with --upstream",
+		},
+		"link to a fifo": {func(t *testing.T, h host) {
+			must(t, syscall.Mkfifo(h.etc+"/fifo", 0o644))
+			must(t, os.Symlink("fifo", h.path))
+		}, ErrNoUpstream, "it is a link to fifo, which is a FIFO: give one with --upstream"},
+		"link to a device": {
+			func(t *testing.T, h host) { must(t, os.Symlink("/dev/zero", h.path)) }, ErrNoUpstream,
+			"it is a link to /dev/zero, which is a character device",
+		},
+		"link to a directory": {
+			func(t *testing.T, h host) { must(t, os.Symlink("/", h.path)) }, ErrNoUpstream, "it is a link to /, which is a directory",
+		},
+		"link to an empty file": {func(t *testing.T, h host) {
+			write(t, h.etc+"/empty", "")
+			must(t, os.Symlink("empty", h.path))
+		}, ErrNoUpstream, "empty, which it is a link to, names no server"},
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -433,8 +457,8 @@ func TestOtherRefusals(t *testing.T) {
 			tt.make(t, h)
 			m := h.manager(t, nil)
 			err := m.TakeOver(TakeOver{Nameservers: ask.Nameservers})
-			if !errors.Is(err, tt.want) || strings.Contains(err.Error(), "\n") || !strings.Contains(err.Error(), h.path) {
-				t.Errorf("%v, want one line that is %v", err, tt.want)
+			if !errors.Is(err, tt.want) || strings.Contains(err.Error(), "\n") || !strings.Contains(err.Error(), h.path) || !strings.Contains(err.Error(), tt.says) {
+				t.Errorf("%v, want one line that is %v and says %q", err, tt.want, tt.says)
 			}
 			h.clean(t)
 			if _, err := os.Stat(h.state); err == nil {

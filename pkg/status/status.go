@@ -11,6 +11,8 @@ import (
 	"time"
 
 	"go.yaml.in/yaml/v3"
+
+	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/internal/say"
 )
 
 // Report is one look at a host. Its JSON form is a contract: fields are added, never renamed.
@@ -184,6 +186,16 @@ func ParseFormat(name string) (Format, error) {
 	return "", fmt.Errorf("output format %q: write table, json or yaml", name)
 }
 
+// Summary says in one line what an attach has come to.
+func (r Report) Summary() string {
+	others := "to " + say.Count(len(r.Resolver.Upstreams), "upstream")
+	if len(r.Resolver.SteeredAt) > 0 {
+		others = "left to the resolver at " + strings.Join(r.Resolver.SteeredAt, " and ")
+	}
+	return fmt.Sprintf("attached: %s to %s, all other names %s",
+		say.Count(len(r.Zones), "zone"), say.Count(len(r.Endpoints), "endpoint"), others)
+}
+
 // Write writes the report.
 func (r Report) Write(w io.Writer, format Format) error {
 	r.Resolver.Upstreams = orEmpty(r.Resolver.Upstreams)
@@ -251,7 +263,7 @@ func (r Report) writeTable(w io.Writer) error {
 		row("SEARCH", orDash(r.Resolver.Search))
 	}
 	if r.Attached {
-		row("FORWARDER", fmt.Sprintf("%s; %d queries, %d failures", orDash(r.Forwarder.Listen), r.Forwarder.Queries, r.Forwarder.Failures))
+		row("FORWARDER", fmt.Sprintf("%s; %s, %s", orDash(r.Forwarder.Listen), say.Count(r.Forwarder.Queries, "query"), say.Count(r.Forwarder.Failures, "failure")))
 		if r.Shared != nil {
 			row("KUBESWITCH", r.Shared.String())
 		}
@@ -261,7 +273,7 @@ func (r Report) writeTable(w io.Writer) error {
 		}
 		row("ZONES", orDash(names))
 		if r.Guardian != nil && r.Guardian.PID != 0 {
-			row("GUARDIAN", fmt.Sprintf("pid %d, started again %d times", r.Guardian.PID, r.Guardian.Restarts))
+			row("GUARDIAN", fmt.Sprintf("pid %d, started again %s", r.Guardian.PID, say.Count(r.Guardian.Restarts, "time")))
 		}
 	}
 	if r.Discovery != nil {

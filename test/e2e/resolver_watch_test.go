@@ -392,6 +392,9 @@ func TestForeignChangeYield(t *testing.T) {
 	if r.code != 0 || !strings.Contains(r.stdout, "mv -f "+parked+" "+resolvConf) || h.read(resolvConf) != theirs {
 		t.Errorf("detach: %v\n%s", r, h.read(resolvConf))
 	}
+	if n := strings.Count(r.stdout+r.stderr, "was replaced by somebody else"); n != 1 {
+		t.Errorf("it is said %d times: %v", n, r)
+	}
 	must(t, h.Host(), "mv", "-f", parked, resolvConf)
 	if h.read(resolvConf) != lab.HostResolvConf {
 		t.Errorf("the command that detach names gives %q", h.read(resolvConf))
@@ -406,6 +409,31 @@ func TestForeignChangeYield(t *testing.T) {
 	h.detach()
 	if got := h.read(resolvConf); got != theirs {
 		t.Errorf("after the detach: %q", got)
+	}
+}
+
+// TestForeignChangeByHand: whoever edits our file gets the servers that he names, and after a detach a file without a word
+// of ours, whether the edit was noticed before or not.
+func TestForeignChangeByHand(t *testing.T) {
+	const edit = "sed -i 's/^nameserver 127.0.0.1/nameserver 192.0.2.54/' /etc/resolv.conf"
+	t.Parallel()
+	h := raise(t, lab.Options{})
+	must(t, h.Host(), "sh", "-c", "echo '# by hand' >>/etc/resolv.conf")
+	for _, noticed := range []bool{true, false} {
+		h.attach()
+		must(t, h.Host(), "sh", "-c", edit)
+		if noticed {
+			h.retaken(siteSecond, 1)
+			if ours := h.read(resolvConf); strings.Count(ours, "Comments of the original") != 1 || strings.Count(ours, "k2s-dnsbpf status") != 1 {
+				t.Errorf("ours has ours in it:\n%s", ours)
+			}
+		}
+		h.detach()
+		got := h.read(resolvConf)
+		if strings.Contains(got, "k2s-dnsbpf") || strings.Contains(got, "of the original") || !strings.Contains(got, "nameserver 192.0.2.54\n") || !strings.Contains(got, "# by hand\n") {
+			t.Errorf("noticed %v: left\n%s", noticed, got)
+		}
+		must(t, h.Host(), "sh", "-c", "rm -f "+parked+"; sed -i '/^nameserver/d; 1i nameserver 192.0.2.53' /etc/resolv.conf")
 	}
 }
 

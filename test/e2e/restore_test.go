@@ -202,3 +202,40 @@ func TestDamagedJournal(t *testing.T) {
 	h.works()
 	h.detach()
 }
+
+// TestDetachRefused: what forbids to put the file back is named at once, and nothing is changed: the host goes on to
+// resolve. A detach beside a dead daemon says the same.
+func TestDetachRefused(t *testing.T) {
+	h := raise(t, lab.Options{})
+	must(t, h.Host(), "mkdir", "-p", "/run/mount") // mount makes it, and leaves it
+	before := h.snapshot()
+	for _, test := range []struct{ forbid, allow, says string }{
+		{"chattr +i /etc/resolv.conf", "chattr -i /etc/resolv.conf", "chattr -i /etc/resolv.conf"},
+		{"chattr +a /etc/resolv.conf", "chattr -a /etc/resolv.conf", "chattr -a /etc/resolv.conf"},
+		{"chattr +i /etc", "chattr -i /etc", "chattr -i /etc"},
+		{"mount --bind /etc/resolv.conf /etc/resolv.conf", "umount /etc/resolv.conf", "unmount it"},
+	} {
+		t.Run(test.forbid, func(t *testing.T) {
+			h := h.in(t)
+			allow := func() { must(t, h.Host(), "sh", "-c", test.allow) }
+			refused := func() {
+				t.Helper()
+				must(t, h.Host(), "sh", "-c", test.forbid)
+				r := h.run("detach", "--linger", "0")
+				if r.code != 1 || !strings.Contains(r.stderr, test.says) || strings.Contains(r.stderr, "does not end") {
+					t.Errorf("%v", r)
+				}
+			}
+			h.attach()
+			refused()
+			h.works()
+			allow()
+			h.ours()
+			h.killBoth()
+			refused()
+			allow()
+			h.detach()
+			h.unchanged(before)
+		})
+	}
+}

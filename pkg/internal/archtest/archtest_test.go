@@ -15,7 +15,7 @@ import (
 const module = "github.com/k2s-dnsbpf/k2s-dnsbpf/"
 
 // leaves are for every room.
-var leaves = []string{"pkg/internal/safefile"}
+var leaves = []string{"pkg/internal/safefile", "pkg/internal/say"}
 
 // rooms says which packages of ours, besides leaves, each package may import. Rooms below the daemon know only leaves; the daemon joins
 // them.
@@ -30,6 +30,7 @@ var rooms = map[string][]string{
 	"pkg/internal/archtest":    {},
 	"pkg/internal/pktgen":      {},
 	"pkg/internal/safefile":    {},
+	"pkg/internal/say":         {},
 	"pkg/netdev":               {},
 	"pkg/resolvconf":           {"pkg/state", "pkg/state/hostfs"},
 	"pkg/state":                {"pkg/state/hostfs"},
