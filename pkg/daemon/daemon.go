@@ -268,6 +268,7 @@ func (d *Daemon) serve(ctx context.Context) error {
 		case <-revived:
 			d.reroute()
 		case snapshot := <-d.routing.source.Snapshots():
+			d.greet(ctx, snapshot)
 			d.apply(snapshot)
 		case request := <-d.reloads:
 			request.done <- d.commit(request)

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"net"
 	"net/netip"
+	"slices"
 	"sync"
 	"time"
 
@@ -14,6 +15,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/datapath"
+	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/discovery"
 )
 
 const (
@@ -51,13 +53,15 @@ const (
 type health struct {
 	mu     sync.Mutex
 	states map[netip.AddrPort]*healthState
+	heard  time.Time // when any endpoint is known to have answered a client
 	window time.Time // since when losses are counted
 	then   uint64    // replies at its begin
 }
 
 type healthState struct {
 	dead    bool
-	failed  int // probes in a row
+	failed  int       // probes in a row
+	since   time.Time // the first of them was sent
 	asking  bool
 	askedAt time.Time
 	way     wayState
@@ -116,7 +120,17 @@ func (h *health) due(now time.Time, endpoints []netip.AddrPort, suspects map[net
 	return due
 }
 
-// learn takes the result of a probe. It reports whether the endpoint has died or come back to life by it.
+// hear notes that clients' queries are answered.
+func (h *health) hear(now time.Time) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if now.After(h.heard) {
+		h.heard = now
+	}
+}
+
+// learn takes the result of a probe. It reports whether the endpoint has died or come back to life by it. The last one that
+// lives does not die while clients are answered: a busy server may be too slow for a probe.
 func (h *health) learn(address netip.AddrPort, answered bool) (changed bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -128,10 +142,29 @@ func (h *health) learn(address netip.AddrPort, answered bool) (changed bool) {
 	was := state.dead
 	if answered {
 		state.dead, state.failed = false, 0
-	} else if state.failed++; state.failed >= healthTries {
+		return was
+	}
+	if state.failed == 0 {
+		state.since = state.askedAt
+	}
+	state.failed++
+	switch {
+	case state.failed < healthTries:
+	case !state.dead && h.heard.After(state.since) && h.isLast(state):
+		state.failed, state.since = healthTries-1, state.askedAt
+	default:
 		state.dead = true
 	}
 	return state.dead != was
+}
+
+func (h *health) isLast(alive *healthState) bool {
+	for _, state := range h.states {
+		if state != alive && !state.dead {
+			return false
+		}
+	}
+	return true
 }
 
 // cancelled reports whether ctx has ended, so that a probe of the endpoint says nothing.
@@ -239,6 +272,7 @@ func (d *Daemon) watchHealth(ctx context.Context, changed func()) {
 	defer tick.Stop()
 	var probes sync.WaitGroup
 	defer probes.Wait()
+	var before uint64
 	for {
 		select {
 		case <-ctx.Done():
@@ -248,6 +282,15 @@ func (d *Daemon) watchHealth(ctx context.Context, changed func()) {
 			n := d.network
 			d.mu.Unlock()
 			waiting, replied := d.unanswered()
+			if replied != before {
+				d.health.hear(now)
+			}
+			before = replied
+			for _, server := range d.forwarder.Stats().Upstreams {
+				if slices.ContainsFunc(n.endpoints, func(e endpoint) bool { return e.Address == server.Addr }) {
+					d.health.hear(server.Heard)
+				}
+			}
 			suspects := make(map[netip.AddrPort]bool)
 			for address, w := range waiting {
 				suspects[address] = w.Longest > suspectAfter
@@ -299,6 +342,21 @@ func (d *Daemon) watchHealth(ctx context.Context, changed func()) {
 			}
 		}
 	}
+}
+
+// greet asks endpoints that are new, while those before them are in use: the neighbour is known then, and who has just
+// become ready has room for a first query before all come. It waits for a moment only, and judges nothing.
+func (d *Daemon) greet(ctx context.Context, snapshot discovery.Snapshot) {
+	d.mu.Lock()
+	known, zone := d.network.addresses(func(endpoint) bool { return true }), d.network.zones[0].Name
+	d.mu.Unlock()
+	var probes sync.WaitGroup
+	for _, address := range snapshot.Addresses() {
+		if !slices.Contains(known, address) {
+			probes.Go(func() { lives(ctx, address, zone) })
+		}
+	}
+	probes.Wait()
 }
 
 // unanswered returns what steered queries wait for, and how many have been answered so far.

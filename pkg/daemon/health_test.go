@@ -72,6 +72,38 @@ func TestHealthDeadAfterTwoFailures(t *testing.T) {
 	learn(t, h, endpointA, false, true, true)
 }
 
+// While clients are answered, the last one that lives is only slow.
+func TestHealthOfTheLast(t *testing.T) {
+	h, now, all := newHealth(), newClock(), []netip.AddrPort{endpointA, endpointB}
+	ask := func() {
+		t.Helper()
+		for _, address := range h.due(now.after(idleProbe), all, nil) {
+			if address == endpointA {
+				h.learn(endpointA, false)
+			}
+		}
+	}
+	wantDue(t, h, now.now, all, nil, all...)
+	learn(t, h, endpointA, false, false, false)
+	learn(t, h, endpointB, false, false, false)
+	h.hear(now.after(healthTick)) // from whom is not known
+	wantDue(t, h, now.after(healthTick), all, nil, all...)
+	learn(t, h, endpointB, false, true, true)
+	learn(t, h, endpointA, false, false, false)
+	for range 5 {
+		h.hear(now.after(healthTick))
+		ask()
+		if h.isDead(endpointA) {
+			t.Fatal("dead, while clients are answered")
+		}
+	}
+	ask()
+	ask()
+	if !h.isDead(endpointA) {
+		t.Error("alive, and nobody has answered since it was asked first")
+	}
+}
+
 // Failures count in a row.
 func TestHealthFailureBetweenAnswers(t *testing.T) {
 	h, now, all := newHealth(), newClock(), []netip.AddrPort{endpointA}

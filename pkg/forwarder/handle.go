@@ -122,7 +122,14 @@ func (s *Server) resolve(ctx context.Context, c *clientQuery) ([]byte, failure) 
 		return nil, failLoop()
 	}
 
-	res, err := s.ask(ctx, &request{outgoing: newOutgoing(c, hash), servers: servers, pace: &table.pace})
+	out := newOutgoing(c, hash)
+	res, err := s.ask(ctx, &request{outgoing: out, servers: servers, pace: &table.pace})
+	if now := s.routes.Load(); err != nil && inZone && now != table {
+		// Its servers may have gone meanwhile, and others come.
+		if others, ok := now.lookup(c.question.name()); ok && others.hasMoreThan(servers) {
+			res, err = s.ask(ctx, &request{outgoing: out, servers: others, pace: &now.pace})
+		}
+	}
 	if err != nil {
 		return nil, failExchange(c.zone, err)
 	}

@@ -78,6 +78,11 @@ type group struct {
 	turn   atomic.Uint32
 }
 
+// hasMoreThan reports whether there is a server that old has not.
+func (g *group) hasMoreThan(old *group) bool {
+	return slices.ContainsFunc(g.servers, func(u *upstream) bool { return !slices.Contains(old.servers, u) })
+}
+
 func newTable(r Routes, own []netip.AddrPort, old *table, policy *healthPolicy) (*table, error) {
 	t := &table{
 		zones:    make(map[string]*group, len(r.Zones)),

@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/miekg/dns"
 )
@@ -160,5 +161,26 @@ func TestZoneIDIsKept(t *testing.T) {
 	u := newUpstream(addr, &healthPolicy{})
 	if u.udpAddr.Zone != "eth0" || u.addr != addr {
 		t.Errorf("dials %v for %v", u.udpAddr, addr)
+	}
+}
+
+// A zone's server may go while it is asked, and another come: as in a rollout with one replica.
+func TestRoutesChangeMeanwhile(t *testing.T) {
+	for _, network := range []string{"udp", "tcp"} {
+		t.Run(network, func(t *testing.T) {
+			after := newPeer(t, answerTXT("after"))
+			var s *Server
+			before := newPeer(t, func(q *peerQuery) {
+				if err := s.SetRoutes(cluster(after)); err != nil {
+					t.Error(err)
+				}
+			})
+			s = startTuned(t, cluster(before), func(s *Server) { s.routes.Load().pace.whole = 200 * time.Millisecond })
+			r := dial(t, s, network).askMsg(query("x.cluster.local.", true))
+			if r.Rcode != dns.RcodeSuccess {
+				t.Fatalf("failed:\n%v", r)
+			}
+			wantText(t, r, "after")
+		})
 	}
 }

@@ -5,6 +5,7 @@ import (
 	"net/netip"
 	"slices"
 	"sync/atomic"
+	"time"
 )
 
 // Stats is a snapshot of a Server's counters, which only grow, and gauges.
@@ -37,9 +38,10 @@ type Stats struct {
 // UpstreamStats describes one server that queries go to.
 type UpstreamStats struct {
 	Addr     netip.AddrPort
-	Healthy  bool   // false: put aside after failures in a row
-	Queries  uint64 // client queries that it was asked
-	Failures uint64 // of these, without an answer in good time
+	Healthy  bool      // false: put aside after failures in a row
+	Queries  uint64    // client queries that it was asked
+	Failures uint64    // of these, without an answer in good time
+	Heard    time.Time // when it last replied, zero if never
 }
 
 type counters struct {
@@ -80,13 +82,14 @@ func (s *Server) Stats() Stats {
 	if t := s.routes.Load(); t != nil {
 		for addr, u := range t.known {
 			u.mu.Lock()
-			healthy := !u.aside
+			healthy, heard := !u.aside, u.heard
 			u.mu.Unlock()
 			st.Upstreams = append(st.Upstreams, UpstreamStats{
 				Addr:     addr,
 				Healthy:  healthy,
 				Queries:  u.queries.Load(),
 				Failures: u.failures.Load(),
+				Heard:    heard,
 			})
 		}
 	}

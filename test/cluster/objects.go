@@ -10,6 +10,7 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/intstr"
 
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/test/lab"
@@ -188,12 +189,10 @@ func (c *Cluster) SetCorefile(ctx context.Context, corefile string) error {
 // old ones are gone and the new ones ready.
 func (c *Cluster) RestartCoreDNS(ctx context.Context, stamp string) error {
 	deployments := c.Client.AppsV1().Deployments(System)
-	deployment, err := deployments.Get(ctx, coreDNS, metav1.GetOptions{})
+	// A patch, as kubectl makes it: the controller writes too.
+	patch := fmt.Sprintf(`{"spec":{"template":{"metadata":{"annotations":{"kubectl.kubernetes.io/restartedAt":%q}}}}}`, stamp)
+	deployment, err := deployments.Patch(ctx, coreDNS, types.StrategicMergePatchType, []byte(patch), metav1.PatchOptions{})
 	if err != nil {
-		return err
-	}
-	deployment.Spec.Template.Annotations = map[string]string{"kubectl.kubernetes.io/restartedAt": stamp}
-	if deployment, err = deployments.Update(ctx, deployment, metav1.UpdateOptions{}); err != nil {
 		return err
 	}
 	generation, replicas := deployment.Generation, *deployment.Spec.Replicas
