@@ -160,7 +160,13 @@ static __always_inline enum dns_reason parse_udp(void *data, void *data_end, __u
 	return DNS_NOT_OURS;
 }
 
-/* Read the addresses that parse_udp() saw; both headers are known to be there. */
+/* Our own form of an IPv4 address, which nobody has in an IPv6 header (RFC 4291 section 2.5.5.2). */
+static __always_inline bool is_v4_mapped(const union addr *addr)
+{
+	return !addr->halves[0] && addr->words[2] == V4MAPPED_PREFIX_BE;
+}
+
+/* Read the addresses that parse_udp() saw; both headers are known to be there. Return: 0, or -1: not for us. */
 static __always_inline int load_addrs(void *data, void *data_end, struct dns_pkt *pkt)
 {
 	if (pkt->v6) {
@@ -170,6 +176,8 @@ static __always_inline int load_addrs(void *data, void *data_end, struct dns_pkt
 			return -1;
 		__builtin_memcpy(&pkt->src, &ip6->saddr, sizeof(pkt->src));
 		__builtin_memcpy(&pkt->dst, &ip6->daddr, sizeof(pkt->dst));
+		if (is_v4_mapped(&pkt->src) || is_v4_mapped(&pkt->dst))
+			return -1;
 	} else {
 		struct iphdr *ip = data + ETH_HLEN;
 

@@ -581,3 +581,32 @@ func TestGuardVLAN(t *testing.T) {
 		h.expectGuard(t, reply[:18], notOurs)
 	}
 }
+
+// An IPv4 address in IPv6's form is nobody's on a wire (RFC 4291 section 2.5.5.2), whatever IPv4 addresses may ask and be
+// asked. The stack drops such a packet.
+func TestGuardMappedAddresses(t *testing.T) {
+	h := newGuardHarness(t)
+	for _, c := range []struct{ source, destination, want string }{
+		{"::ffff:172.19.1.100", "fd00:19::1", notOurs},
+		{"fd00:19::100", "::ffff:172.19.1.1", notOurs},
+		{"::ffff:172.19.1.100", "::ffff:172.19.1.1", notOurs},
+		{"::172.19.1.100", "fd00:19::1", "refused_source"},
+		{"::ffff:0:172.19.1.100", "fd00:19::1", "refused_source"},
+		{"64:ff9b::172.19.1.100", "fd00:19::1", "refused_source"},
+	} {
+		frame := pktgen.UDP(guardFamilies[1].client, guardFamilies[1].listener, query(t, inZone))
+		for i, address := range []string{c.source, c.destination} {
+			octets := netip.MustParseAddr(address).As16()
+			copy(frame[pktgen.EthernetLength+8+16*i:], octets[:])
+		}
+		frame = pktgen.RefreshChecksums(frame)
+		h.expectGuard(t, frame, c.want)
+		for _, program := range queryPrograms {
+			want := c.want
+			if program == FromHost && want != notOurs {
+				continue
+			}
+			h.expectIn(t, program, frame, ScopeKubeSwitch, want, nil)
+		}
+	}
+}
