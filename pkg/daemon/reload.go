@@ -63,9 +63,9 @@ func Reload(ctx context.Context, c config.Config) (changed bool, err error) {
 
 func (d *Daemon) handleReload(ctx context.Context, c config.Config) reloadResult {
 	d.mu.Lock()
-	now := d.config
+	now, source := d.config, d.routing.source
 	d.mu.Unlock()
-	if sameSettings(c, now) {
+	if sameSettings(c, now) && !source.Outdated() {
 		return reloadResult{}
 	}
 	if err := d.reload(ctx, now, c); err != nil {

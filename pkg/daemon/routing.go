@@ -37,16 +37,11 @@ func (d *Daemon) newRouting(c config.Config) (r routing, err error) {
 		return r, nil
 	}
 	options := d.discoveryOptions(c)
-	path, why, err := discovery.FindKubeconfig(options)
-	if err != nil {
-		return r, err
-	}
-	d.log.Info("cluster", zap.String("path", path), zap.String("reason", why))
-	r.kubeconfig = path
 	watcher, err := discovery.New(options)
 	if err != nil {
 		return r, err
 	}
+	r.kubeconfig, _ = watcher.Kubeconfig()
 	r.source = watcher
 	return r, nil
 }

@@ -2,6 +2,8 @@ package discovery
 
 import (
 	"context"
+	"errors"
+	"maps"
 	"slices"
 	"sync"
 	"time"
@@ -26,6 +28,7 @@ type health struct {
 	resources map[string]*resourceHealth
 	logged    []*problem // of this outage
 	last      error      // newest error ever, nil if none
+	refusal   bool       // see refused
 
 	// same ends when the cluster's past turns out to be another one than we know.
 	same    context.Context
@@ -86,11 +89,21 @@ func (h *health) follow(resource string, optional bool) {
 	h.resources[resource] = &resourceHealth{optional: optional}
 }
 
-// forget ends with a resource.
-func (h *health) forget(resource string) {
+// forgetOptional ends with all that is not needed.
+func (h *health) forgetOptional() {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	delete(h.resources, resource)
+	maps.DeleteFunc(h.resources, func(_ string, r *resourceHealth) bool { return r.optional })
+}
+
+// refused reports whether the apiserver does not accept us, or we do not accept it:
+// other credentials may help. It says so once for each answer.
+func (h *health) refused() bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	refused := h.refusal
+	h.refusal = false
+	return refused
 }
 
 // confirmed notes that a full list has come. An error stays until a watch is
@@ -149,6 +162,8 @@ func (h *health) failed(resource string, err error) {
 	if !r.optional {
 		h.last = p
 	}
+	refused := errors.Is(p.kind, ErrUnauthorized) || errors.Is(p.kind, ErrCertificate)
+	h.refusal = h.refusal || refused
 	seen := slices.ContainsFunc(h.logged, p.same)
 	switch {
 	case r.optional && isNew:
@@ -162,7 +177,7 @@ func (h *health) failed(resource string, err error) {
 		h.log.Debug("still can't follow the cluster", zap.String("resource", resource), zap.NamedError("cause", p.err))
 	}
 	h.mu.Unlock()
-	if isNew {
+	if isNew || refused {
 		h.changed()
 	}
 }

@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 )
 
@@ -79,9 +80,6 @@ func TestFindKubeconfig(t *testing.T) {
 		{name: "sudo user without a file", files: map[string]string{own: good}, env: sudo, path: own, why: "own home"},
 		{name: "sudo user's file names no cluster", files: map[string]string{alice: emptyConfig, own: good}, env: sudo, path: own, why: "own home"},
 		{name: "sudo user's file malformed", files: map[string]string{alice: brokenConfig, own: good}, env: sudo, err: []string{alice, "home of sudo user alice", "--kubeconfig"}},
-		{name: "sudo user's file runs a command", files: map[string]string{alice: kubeconfigFor("https://192.0.2.1:6443", "{exec: {apiVersion: client.authentication.k8s.io/v1, command: /tmp/evil, interactiveMode: Never}}"), own: good}, env: sudo,
-			err: []string{alice, "won't run", "/tmp/evil", "--kubeconfig"}},
-		{name: "sudo user's file reads a file", files: map[string]string{alice: kubeconfigFor("https://192.0.2.1:6443", "{tokenFile: /etc/shadow}"), own: good}, env: sudo, err: []string{alice, "won't read", "/etc/shadow"}},
 		{name: "admin.conf", files: map[string]string{admin: good}, env: sudo, path: admin, why: "kubeadm's admin.conf"},
 		{name: "admin.conf before the pod's account", files: map[string]string{admin: good}, env: pod, path: admin, why: "kubeadm's admin.conf"},
 		{name: "pod", env: pod, path: InCluster, why: "service account of the pod"},
@@ -136,6 +134,117 @@ func TestFindKubeconfig(t *testing.T) {
 				t.Errorf("got %q, %q, %v; want %q, %q", path, why, err, in(tc.path), tc.why)
 			}
 		})
+	}
+}
+
+// TestOthersKubeconfig: what somebody else could have written does nothing with our rights, however it was named and
+// whenever it changed.
+func TestOthersKubeconfig(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("gives files away, which takes root")
+	}
+	const server = "https://192.0.2.1:6443"
+	exec := "{exec: {apiVersion: client.authentication.k8s.io/v1, command: /tmp/evil, interactiveMode: Never}}"
+	secret := filepath.Join(t.TempDir(), "secret")
+	writeFile(t, secret, "root's")
+	plain := kubeconfigFor(server, "{token: t}")
+	contents := map[string]struct{ content, refusal string }{
+		"nothing special":    {plain, ""},
+		"a command":          {kubeconfigFor(server, exec), `run the command "/tmp/evil"`},
+		"an auth provider":   {kubeconfigFor(server, "{auth-provider: {name: gcp}}"), `the auth provider "gcp"`},
+		"a token file":       {kubeconfigFor(server, "{tokenFile: "+secret+"}"), "read the file"},
+		"a certificate":      {kubeconfigFor(server, "{client-certificate: "+secret+", client-key-data: eA==}"), "read the file"},
+		"a key":              {kubeconfigFor(server, "{client-certificate-data: eA==, client-key: "+secret+"}"), "read the file"},
+		"an authority":       {strings.Replace(plain, "}", ", certificate-authority: "+secret+"}", 1), "read the file"},
+		"a proxy":            {strings.Replace(plain, "}", `, proxy-url: "http://192.0.2.2:3128"}`, 1), "a proxy"},
+		"another user":       {kubeconfigFor(server, "{token: t, as: admin}"), `act as the user "admin"`},
+		"groups of another":  {kubeconfigFor(server, "{token: t, as-groups: [system:masters]}"), "act as the user"},
+		"an escape sequence": {kubeconfigFor(server, `{exec: {apiVersion: client.authentication.k8s.io/v1, command: "\e[31m", interactiveMode: Never}}`), `"\x1b[31m"`},
+	}
+	chown := func(t *testing.T, path string) {
+		t.Helper()
+		if err := os.Lchown(path, 4711, 4711); err != nil {
+			t.Fatal(err)
+		}
+	}
+	spoils := map[string]func(t *testing.T, root, file string) string{
+		"ours": func(*testing.T, string, string) string { return "" },
+		"another's": func(t *testing.T, _, file string) string {
+			chown(t, file)
+			return "belongs to the user with the ID 4711"
+		},
+		"in another's home": func(t *testing.T, root, _ string) string { chown(t, root+"/home"); return "belongs to" },
+		"writable": func(t *testing.T, _, file string) string {
+			if err := os.Chmod(file, 0o666); err != nil {
+				t.Fatal(err)
+			}
+			return "can be written to by others"
+		},
+		"by another's link": func(t *testing.T, root, file string) string {
+			if err := errors.Join(os.Rename(file, root+"/moved"), os.Symlink(root+"/moved", file)); err != nil {
+				t.Fatal(err)
+			}
+			chown(t, file)
+			return "belongs to"
+		},
+	}
+	for what, c := range contents {
+		for whose, spoil := range spoils {
+			for _, how := range []string{"--kubeconfig", "$KUBECONFIG", "a list", "home of sudo user alice"} {
+				t.Run(what+", "+whose+", by "+how, func(t *testing.T) {
+					root := t.TempDir()
+					file := filepath.Join(root, "home", ".kube", "config")
+					writeFile(t, file, c.content)
+					other := filepath.Join(root, "other")
+					writeFile(t, other, plain)
+					suspect := spoil(t, root, file)
+					o := Options{AdminConf: "/nowhere", HomeOf: func(string) (string, error) { return root + "/home", nil }, Env: func(key string) string {
+						switch {
+						case key == "KUBECONFIG" && how == "$KUBECONFIG":
+							return file
+						case key == "KUBECONFIG" && how == "a list":
+							return file + ":" + other
+						case key == "SUDO_USER" && strings.HasPrefix(how, "home"):
+							return "alice"
+						}
+						return ""
+					}}
+					if how == "--kubeconfig" {
+						o.Kubeconfig = file
+					}
+					_, _, err := FindKubeconfig(o)
+					switch refused := suspect != "" && c.refusal != ""; {
+					case refused && err == nil:
+						t.Fatal("not refused")
+					case refused:
+						checkLine(t, err, "root won't", c.refusal, suspect, file, "kubectl config view --raw --minify --flatten")
+					case err != nil && strings.Contains(err.Error(), "root won't"):
+						t.Errorf("refused: %v", err)
+					}
+				})
+			}
+		}
+	}
+}
+
+// TestOddKubeconfigs: none of them keeps us waiting or fills memory.
+func TestOddKubeconfigs(t *testing.T) {
+	dir := t.TempDir()
+	fifo := filepath.Join(dir, "fifo")
+	if err := syscall.Mkfifo(fifo, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	large := filepath.Join(dir, "large")
+	writeFile(t, large, strings.Repeat("#\n", maxKubeconfig))
+	naming := filepath.Join(dir, "naming")
+	for path, want := range map[string]string{fifo: "a FIFO", "/dev/zero": "a character device", large: "too large", dir: "is a directory"} {
+		if _, _, err := FindKubeconfig(Options{Kubeconfig: path, Env: noEnv}); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: error %v, want %q", path, err, want)
+		}
+		writeFile(t, naming, kubeconfigFor("https://192.0.2.1:6443", "{tokenFile: "+path+"}"))
+		if _, _, err := FindKubeconfig(Options{Kubeconfig: naming, Env: noEnv}); err == nil || !strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), "tokenFile") {
+			t.Errorf("names %s: error %v, want %q", path, err, want)
+		}
 	}
 }
 

@@ -12,7 +12,6 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	utilnet "k8s.io/apimachinery/pkg/util/net"
 	"k8s.io/client-go/kubernetes"
 )
 
@@ -67,11 +66,15 @@ type Lookup struct {
 // NewLookup finds the kubeconfig as [New] does. It does not use the network.
 func NewLookup(o Options) (*Lookup, error) {
 	o = o.withDefaults()
-	client, hc, source, err := connect(o)
+	k, err := findKubeconfig(o)
 	if err != nil {
 		return nil, err
 	}
-	return &Lookup{client: client, Source: source, Node: o.NodeName, close: func() { utilnet.CloseIdleConnectionsFor(hc.Transport) }}, nil
+	c, err := connect(k)
+	if err != nil {
+		return nil, err
+	}
+	return &Lookup{client: c.api, Source: c.where, Node: o.NodeName, close: c.close}, nil
 }
 
 // lookupProblem is a problem of a person's question: the daemon's rights do not help.

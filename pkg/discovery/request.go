@@ -38,10 +38,14 @@ type timeouts struct {
 	// relist is the least time between two lists of nodes, which are many. Of all
 	// else there is one before each watch.
 	relist time.Duration
+
+	// renew is how often the kubeconfig, and what it names, is read again; beside
+	// that whenever the apiserver refuses us.
+	renew time.Duration
 }
 
 var defaultTimeouts = timeouts{
-	list: 15 * time.Second, open: 90 * time.Second, grace: 30 * time.Second, settle: 5 * time.Second, relist: time.Hour,
+	list: 15 * time.Second, open: 90 * time.Second, grace: 30 * time.Second, settle: 5 * time.Second, relist: time.Hour, renew: 10 * time.Second,
 }
 
 // errRestored is the cause with which watches are cancelled that began in another past.

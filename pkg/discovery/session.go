@@ -27,8 +27,8 @@ type session struct {
 }
 
 // follow follows one Service until ctx ends, or until there is another one to
-// follow in its place, which it returns. It waits for every goroutine that it
-// started.
+// follow in its place, or another kubeconfig to follow it with, and returns the next
+// one. It waits for every goroutine that it started.
 func (w *Watcher) follow(ctx context.Context, name string) (next string, err error) {
 	ctx, cancel := context.WithCancel(ctx)
 	var wg sync.WaitGroup
@@ -41,11 +41,25 @@ func (w *Watcher) follow(ctx context.Context, name string) (next string, err err
 	}
 	run(w.services)
 	run(w.slices)
+	renew := time.NewTicker(w.timeouts.renew)
+	defer renew.Stop()
 	for _, i := range []informer{w.services, w.slices} {
-		select {
-		case <-i.synced:
-		case <-ctx.Done():
-			return "", nil
+		for waits := true; waits; {
+			select {
+			case <-i.synced:
+				waits = false
+			case <-w.wake:
+				w.unconfirm()
+				if w.health.refused() && w.renew() {
+					return name, nil
+				}
+			case <-renew.C:
+				if w.renew() {
+					return name, nil
+				}
+			case <-ctx.Done():
+				return "", nil
+			}
 		}
 	}
 	w.announceSync()
@@ -69,6 +83,13 @@ func (w *Watcher) follow(ctx context.Context, name string) (next string, err err
 		w.update()
 		select {
 		case <-w.wake:
+			if w.health.refused() && w.renew() {
+				return name, nil
+			}
+		case <-renew.C:
+			if w.renew() {
+				return name, nil
+			}
 		case <-ctx.Done():
 			return "", nil
 		}
@@ -84,7 +105,7 @@ func (w *Watcher) begin(name string) (err error) {
 		several = w.several // why this one was chosen
 	}
 	w.session = session{name: name, several: several, optional: optional{configMaps: make(map[string]*informer)}}
-	w.health.forget(resourceLabelled)
+	w.health.forgetOptional()
 	if w.services, err = newInformer(serviceRequest(w.api, w.opts.Namespace, name, w.timeouts, w.health), &corev1.Service{}, w.look); err != nil {
 		return err
 	}

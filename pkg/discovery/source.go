@@ -19,6 +19,10 @@ type Source interface {
 	// reader must watch its own context too.
 	Snapshots() <-chan Snapshot
 
+	// Outdated reports whether another source of the same settings would know more:
+	// its credentials are others now, or it holds on to what is no longer said.
+	Outdated() bool
+
 	// Current returns the newest snapshot, and false if there is none yet.
 	Current() (Snapshot, bool)
 }

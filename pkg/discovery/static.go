@@ -50,5 +50,8 @@ func (s *static) WaitForSync(context.Context) (Snapshot, error) { return s.snap,
 // Snapshots implements [Source]; it delivers the one snapshot once.
 func (s *static) Snapshots() <-chan Snapshot { return s.out }
 
+// Outdated implements [Source].
+func (s *static) Outdated() bool { return false }
+
 // Current implements [Source].
 func (s *static) Current() (Snapshot, bool) { return s.snap, s.err == nil }

@@ -268,8 +268,8 @@ func TestDeadlines(t *testing.T) {
 		t       timeouts
 		reason  string
 	}{
-		{"list", func(*http.Request) bool { return false }, timeouts{list: 50 * time.Millisecond, open: time.Minute}, "does not answer in time"},
-		{"opening of a watch", func(r *http.Request) bool { return r.URL.Query().Get("watch") == "" }, timeouts{list: time.Minute, open: 50 * time.Millisecond}, "does not answer in time"},
+		{"list", func(*http.Request) bool { return false }, timeouts{list: 50 * time.Millisecond, open: time.Minute, renew: time.Hour}, "does not answer in time"},
+		{"opening of a watch", func(r *http.Request) bool { return r.URL.Query().Get("watch") == "" }, timeouts{list: time.Minute, open: 50 * time.Millisecond, renew: time.Hour}, "does not answer in time"},
 	}
 	for _, tc := range tests {
 		t.Run(tc.name, func(t *testing.T) {
@@ -301,6 +301,7 @@ type api struct {
 	t *testing.T
 
 	mu      sync.Mutex
+	token   string
 	version int
 	objects map[string][]runtime.Object       // by resource
 	watches map[chan metav1.WatchEvent]string // open ones, and their resource
@@ -309,7 +310,7 @@ type api struct {
 
 func newAPI(t *testing.T) *api {
 	return &api{
-		t: t, version: 1,
+		t: t, version: 1, token: "secret-token",
 		objects: map[string][]runtime.Object{
 			resourceServices: {kubeDNS("172.21.0.10")},
 			resourceSlices:   {slice("a", ready("172.20.0.2"))},
@@ -321,7 +322,10 @@ func newAPI(t *testing.T) *api {
 
 // ServeHTTP implements http.Handler.
 func (a *api) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	if r.Header.Get("Authorization") != "Bearer secret-token" {
+	a.mu.Lock()
+	token := a.token
+	a.mu.Unlock()
+	if token != "" && r.Header.Get("Authorization") != "Bearer "+token {
 		w.WriteHeader(http.StatusUnauthorized)
 		return
 	}

@@ -21,11 +21,8 @@ import (
 // One goroutine, Run's own, builds and publishes snapshots; informers and health
 // only wake it. Bursts of events therefore become one snapshot, without a timer.
 type Watcher struct {
-	opts   Options
-	where  string // the apiserver and how we came to it, for messages
-	log    *zap.Logger
-	client *http.Client // nil with a fake clientset
-	api    kubernetes.Interface
+	opts Options
+	log  *zap.Logger
 
 	timeouts timeouts
 	health   *health
@@ -42,6 +39,9 @@ type Watcher struct {
 	ports   []uint16  // of the last endpoints that there were
 	session           // what is followed now
 
+	connection        // what it is followed by
+	renewal    string // what keeps a changed kubeconfig from use, empty for nothing
+
 	corefile readCorefile
 }
 
@@ -53,26 +53,34 @@ func New(o Options) (*Watcher, error) { return newFromKubeconfig(o, defaultTimeo
 // newFromKubeconfig is New with deadlines of one's own.
 func newFromKubeconfig(o Options, t timeouts) (*Watcher, error) {
 	o = o.withDefaults()
-	cs, hc, where, err := connect(o)
+	k, err := findKubeconfig(o)
 	if err != nil {
 		return nil, err
 	}
-	w := newWatcher(cs, o, where, t)
-	w.client = hc
+	c, err := connect(k)
+	if err != nil {
+		return nil, err
+	}
+	o.Logger.Info("cluster found", zap.String("kubeconfig", k.path), zap.String("reason", k.why), zap.String("from", c.where))
+	w := newWatcher(c.api, o, c.where, t)
+	w.connection = c
 	return w, nil
 }
 
-// connect finds the kubeconfig and makes a client of it, without using the
-// network. where names both for messages.
-func connect(o Options) (cs kubernetes.Interface, hc *http.Client, where string, err error) {
-	path, why, kube, err := findKubeconfig(o)
-	if err != nil {
-		return nil, nil, "", err
+// connection is a client of an apiserver.
+type connection struct {
+	api    kubernetes.Interface
+	client *http.Client // nil with a fake clientset
+	where  string       // the apiserver and how we came to it, for messages
+	kube   kubeconfig
+}
+
+// connect makes a client of a kubeconfig, without using the network.
+func connect(k kubeconfig) (c connection, err error) {
+	fail := func(err error) (connection, error) {
+		return c, fmt.Errorf("kubeconfig %s (%s): %w; repair it or name another one with --kubeconfig", k.path, k.why, oneLine(err))
 	}
-	fail := func(err error) (kubernetes.Interface, *http.Client, string, error) {
-		return nil, nil, "", fmt.Errorf("kubeconfig %s (%s): %w; repair it or name another one with --kubeconfig", path, why, oneLine(err))
-	}
-	cfg, err := restConfig(kube)
+	cfg, err := k.rest()
 	if err != nil {
 		return fail(err)
 	}
@@ -80,23 +88,27 @@ func connect(o Options) (cs kubernetes.Interface, hc *http.Client, where string,
 	cfg.ContentType = "application/vnd.kubernetes.protobuf"
 	cfg.AcceptContentTypes = cfg.ContentType + ",application/json"
 	cfg.Timeout = 0 // would end watches too; see timeouts
-	if hc, err = withPlugin(cfg, rest.HTTPClientFor); err != nil {
+	c.kube, c.where = k, fmt.Sprintf("apiserver %s, kubeconfig %s", cfg.Host, k.path)
+	if c.client, err = withPlugin(cfg, rest.HTTPClientFor); err != nil {
 		return fail(err)
 	}
-	if cs, err = kubernetes.NewForConfigAndClient(cfg, hc); err != nil {
+	if c.api, err = kubernetes.NewForConfigAndClient(cfg, c.client); err != nil {
 		return fail(err)
 	}
-	o.Logger.Info("cluster found", zap.String("kubeconfig", path), zap.String("reason", why), zap.String("apiserver", cfg.Host))
-	return cs, hc, fmt.Sprintf("apiserver %s, kubeconfig %s", cfg.Host, path), nil
+	return c, nil
+}
+
+func (c connection) close() {
+	if c.client != nil {
+		utilnet.CloseIdleConnectionsFor(c.client.Transport)
+	}
 }
 
 // newWatcher is New behind the search for a cluster.
 func newWatcher(c kubernetes.Interface, o Options, where string, t timeouts) *Watcher {
 	w := &Watcher{
 		opts:     o,
-		where:    where,
 		log:      o.Logger,
-		api:      c,
 		timeouts: t,
 		wake:     make(chan struct{}, 1),
 		out:      newMailbox(),
@@ -104,6 +116,8 @@ func newWatcher(c kubernetes.Interface, o Options, where string, t timeouts) *Wa
 		synced:   make(chan struct{}),
 		ready:    make(chan struct{}),
 		corefile: readCorefile{gone: make(map[string]bool)},
+
+		connection: connection{api: c, where: where},
 	}
 	w.health = newHealth(w.log, w.look)
 	return w
@@ -124,9 +138,7 @@ func (w *Watcher) Run(ctx context.Context) error {
 		return errors.New("discovery: Run called twice; make a new Watcher")
 	}
 	defer func() {
-		if w.client != nil {
-			utilnet.CloseIdleConnectionsFor(w.client.Transport)
-		}
+		w.connection.close()
 		close(w.stopped)
 	}()
 	for service := w.opts.Service; service != ""; {
@@ -159,6 +171,23 @@ func (w *Watcher) update() {
 	}
 }
 
+// unconfirm marks the current snapshot while there is a problem and nothing to build
+// another one from. Only Run's goroutine calls it.
+func (w *Watcher) unconfirm() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	p := w.health.problem()
+	if w.current == nil || p == nil {
+		return
+	}
+	next := w.confirmLocked()
+	next.Stale, next.Reason = true, p.why
+	if !w.current.Equal(next) {
+		w.current = &next
+		w.out.put(next)
+	}
+}
+
 // isReady reports whether there has been somebody to ask.
 func (w *Watcher) isReady() bool {
 	select {
@@ -183,6 +212,9 @@ func (w *Watcher) build() Snapshot {
 		w.ports = portsOf(endpoints)
 	}
 	zones := w.zones(w.ports)
+	if w.renewal != "" {
+		zones.problem("the kubeconfig has changed and can't be used, the old one stays in use: %s", w.renewal)
+	}
 	next := Snapshot{
 		Endpoints: endpoints, Updated: w.health.confirmedAt(),
 		Zones: zones.zones, Notes: zones.notes, Problems: zones.problems, Service: w.opts.Namespace + "/" + w.name,
@@ -327,6 +359,63 @@ func (w *Watcher) Current() (Snapshot, bool) {
 		return Snapshot{}, false
 	}
 	return w.confirmLocked(), true
+}
+
+// Kubeconfig returns the path of the kubeconfig in use and why it is that one, as [FindKubeconfig] does.
+func (w *Watcher) Kubeconfig() (path, why string) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.kube.path, w.kube.why
+}
+
+// Outdated implements [Source]. It reads the kubeconfig.
+func (w *Watcher) Outdated() bool {
+	w.mu.Lock()
+	k, told := w.kube, w.current != nil && len(w.current.Problems) > 0
+	w.mu.Unlock()
+	now, err := k.again()
+	return err != nil || now.sum != k.sum || told
+}
+
+// renew connects with what the kubeconfig holds now, and reports whether that is
+// something new. A kubeconfig that can't be used leaves the connection as it is.
+func (w *Watcher) renew() bool {
+	w.mu.Lock()
+	old, before := w.connection, w.renewal
+	w.mu.Unlock()
+	if old.kube.path == "" {
+		return false
+	}
+	k, err := old.kube.again()
+	if err == nil && k.sum == old.kube.sum {
+		w.setRenewal("")
+		return false
+	}
+	c := old
+	if err == nil {
+		c, err = connect(k)
+	}
+	if err != nil {
+		if err.Error() != before {
+			w.log.Warn("the kubeconfig has changed and can't be used", zap.Error(err))
+			w.setRenewal(err.Error())
+			w.look()
+		}
+		return false
+	}
+	w.log.Info("the kubeconfig has changed", zap.String("from", c.where))
+	w.setRenewal("")
+	w.mu.Lock()
+	w.connection = c
+	w.mu.Unlock()
+	old.close()
+	return true
+}
+
+func (w *Watcher) setRenewal(problem string) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.renewal = problem
 }
 
 // LastError returns the newest error of a request, in one line with its remedy,

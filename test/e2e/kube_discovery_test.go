@@ -12,6 +12,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	networkingv1 "k8s.io/api/networking/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	clientapi "k8s.io/client-go/tools/clientcmd/api"
 
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/test/cluster"
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/test/lab"
@@ -258,4 +259,107 @@ func TestRevokedToken(t *testing.T) {
 		}
 		return nil
 	})
+}
+
+// TestRenewedKubeconfig: a token inside the kubeconfig is renewed there, and the next attach knows of it as well.
+func TestRenewedKubeconfig(t *testing.T) {
+	h, c := onCluster(t, cluster.Options{})
+	reader(t, c)
+	const file = cluster.Dir + "/renewed.kubeconfig"
+	renew := func() {
+		t.Helper()
+		token, err := c.Token(t.Context(), cluster.System, readerName)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := c.WriteKubeconfig(h.Host(), file, "127.0.0.1", &clientapi.AuthInfo{Token: token}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	renew()
+	h.attach([]string{"--kubeconfig", file})
+	h.healthy()
+	if r := h.run("attach", "--kubeconfig", file); r.code != 0 || strings.TrimSpace(r.stdout) != "already attached" {
+		t.Errorf("attach again: %v", r)
+	}
+	// A token of the account of that name, but of its former life.
+	if err := c.Client.CoreV1().ServiceAccounts(cluster.System).Delete(t.Context(), readerName, metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 3*reconnect)
+	defer cancel()
+	if err := c.KillAPIServer(ctx); err != nil {
+		t.Fatal(err)
+	}
+	if err := c.StartAPIServer(ctx); err != nil {
+		t.Fatal(err)
+	}
+	eventuallyIn(t, 3*reconnect, "status names the refusal", func() error {
+		if problems := strings.Join(h.status().Problems, "\n"); !strings.Contains(problems, "401") {
+			return fmt.Errorf("problems: %q", problems)
+		}
+		return nil
+	})
+	reader(t, c)
+	renew()
+	if r := h.run("attach", "--kubeconfig", file); r.code != 0 {
+		t.Errorf("attach with the renewed token: %v", r)
+	}
+	eventuallyIn(t, reconnect, "all is well again", func() error {
+		if r := h.status(); !r.Healthy {
+			return fmt.Errorf("%q", r.Problems)
+		}
+		return nil
+	})
+	setEndpoints(t, c, lab.CoreDNS1v4)
+	h.follows(patience, lab.CoreDNS1v4)
+}
+
+// TestOthersKubeconfig: a kubeconfig of an unprivileged user runs nothing and reads nothing with root's rights, not even if
+// that came into it after an attach.
+func TestOthersKubeconfig(t *testing.T) {
+	h, _ := onCluster(t, cluster.Options{})
+	const (
+		home  = "/run/lab/alice"
+		file  = home + "/config"
+		proof = "/run/lab/proof"
+	)
+	must(t, h.Host(), "mkdir", "-p", home)
+	admin, err := h.Host().ReadFile(cluster.AdminKubeconfig)
+	if err != nil {
+		t.Fatal(err)
+	}
+	write := func(content string) {
+		t.Helper()
+		if err := h.Host().WriteFile(file, []byte(content), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		must(t, h.Host(), "chown", "-R", "4711", home)
+	}
+	write(string(admin))
+	h.attach([]string{"--kubeconfig", file})
+	h.healthy()
+	for what, user := range map[string]string{
+		"a command":    "{exec: {apiVersion: client.authentication.k8s.io/v1, command: touch, args: [" + proof + "], interactiveMode: Never}}",
+		"a token file": "{tokenFile: /etc/shadow}",
+	} {
+		before, _, _ := strings.Cut(string(admin), "users:")
+		write(before + "users:\n- name: user\n  user: " + user + "\n")
+		for _, args := range [][]string{{"check", "kubernetes.default.svc.cluster.local"}, {"attach", "--kubeconfig", file}} {
+			r := h.run(args...)
+			if said := r.stdout + r.stderr; !strings.Contains(said, "root won't") || !strings.Contains(said, "4711") {
+				t.Errorf("%s, %s does not say that it is refused, and why: %v", what, args[0], r)
+			}
+		}
+		if r := command(t, h.Host(), "test", "-e", proof); r.code == 0 {
+			t.Fatalf("%s of another user was run as root", what)
+		}
+	}
+	eventually(t, "status says what the daemon does not use", func() error {
+		if problems := strings.Join(h.status().Problems, "\n"); !strings.Contains(problems, "root won't") {
+			return fmt.Errorf("problems: %q", problems)
+		}
+		return nil
+	})
+	resolve(t, h.Host(), hostDNS, lab.Backend, lab.Backend4)
 }
