@@ -327,7 +327,7 @@ func TestKeeperTriesAgain(t *testing.T) {
 	must(t, os.Remove(k.path))
 	must(t, os.Mkdir(k.path, 0o755))
 	k.run(settleWritten)
-	k.expect(StandingUnsettled, nil, 1, "no file", "failed", "move it away")
+	k.expect(StandingUnsettled, nil, 1, "a directory", "failed", "move it away")
 	must(t, os.Remove(k.path))
 	k.run(retryFailed + settleWritten)
 	k.expect(StandingKept, nil, 1, "put back")
