@@ -153,11 +153,19 @@ func removeRunDir(c config.Config, lock *state.Locked) error {
 	return errors.Join(append(errs, removeLock(c.RunDir, lock))...)
 }
 
-// removeLock gives the lock back and removes the run directory if nothing else is in it.
+// removeLock gives the lock back and removes the run directory if nothing else is in it: what a dead daemon left there
+// stays for the next attach or detach.
 func removeLock(runDir string, lock *state.Locked) error {
-	err := lock.Remove()
-	if dirErr := os.Remove(runDir); dirErr != nil && !errors.Is(dirErr, os.ErrNotExist) && !errors.Is(dirErr, unix.ENOTEMPTY) {
-		err = errors.Join(err, dirErr)
+	return errors.Join(lock.Remove(), removeIfEmpty(runDir))
+}
+
+// removeIfEmpty removes a directory of ours, unless something is in it, or it is a mount, as in a container.
+func removeIfEmpty(dir string) error {
+	err := os.Remove(dir)
+	for _, fine := range []error{os.ErrNotExist, unix.ENOTEMPTY, unix.EBUSY, unix.EROFS} {
+		if errors.Is(err, fine) {
+			return nil
+		}
 	}
 	return err
 }

@@ -7,12 +7,10 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
-	"os"
 	"path/filepath"
 	"time"
 
 	"go.uber.org/zap"
-	"golang.org/x/sys/unix"
 
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/config"
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/resolvconf"
@@ -37,7 +35,7 @@ func Restore(ctx context.Context, c config.Config, log *zap.Logger) (done []stri
 		switch {
 		case err == nil:
 			done, err := restoreUnlocked(c, log)
-			return done, errors.Join(err, unlockAndLeave(c, lock))
+			return done, errors.Join(err, removeLock(c.RunDir, lock))
 		case !errors.Is(err, state.ErrLocked):
 			// A read-only /run, or none. Whoever might have it had to write there, too.
 			log.Warn("no lock: restoring without it", zap.Error(err))
@@ -72,16 +70,4 @@ func restoreBeside(ctx context.Context, c config.Config, log *zap.Logger) (decid
 	log.Warn("the daemon does not answer: restoring beside it", zap.Error(err))
 	done, err = suspendResolver(c, log)
 	return true, done, err
-}
-
-// unlockAndLeave gives the lock back, and leaves no run directory behind that a restore has made. What a dead daemon left
-// there stays for the next attach or detach.
-func unlockAndLeave(c config.Config, lock *state.Locked) error {
-	if err := lock.Remove(); err != nil {
-		return err
-	}
-	if err := os.Remove(c.RunDir); err != nil && !errors.Is(err, os.ErrNotExist) && !errors.Is(err, unix.ENOTEMPTY) {
-		return fmt.Errorf("remove run directory: %w", err)
-	}
-	return nil
 }

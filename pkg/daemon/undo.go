@@ -6,11 +6,9 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"os"
 	"slices"
 
 	"go.uber.org/zap"
-	"golang.org/x/sys/unix"
 
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/config"
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/datapath"
@@ -105,8 +103,7 @@ func clearJournal(c config.Config, journal *state.Journal, log *zap.Logger) erro
 		return err
 	}
 	// What is kept for pods keeps the directory; after an attach that failed there is nothing.
-	err := os.Remove(c.StateDir)
-	if err != nil && !errors.Is(err, os.ErrNotExist) && !errors.Is(err, unix.ENOTEMPTY) && !errors.Is(err, unix.EROFS) {
+	if err := removeIfEmpty(c.StateDir); err != nil {
 		log.Warn("empty state directory not removed", zap.Error(err))
 	}
 	return nil
