@@ -173,6 +173,18 @@ func (c Config) Validate() error {
 		if server.Addr().IsUnspecified() || server.Addr().IsMulticast() || server.Port() == 0 {
 			return fmt.Errorf("DNS server %s: %w: give a host's address", server, ErrInvalid)
 		}
+		if server.Addr().Is6() && server.Addr().IsLinkLocalUnicast() && server.Addr().Zone() == "" {
+			return fmt.Errorf("DNS server %s: %w: a link-local address is one on each link: name the interface, as in %s%%eth0",
+				server, ErrInvalid, server.Addr())
+		}
+	}
+	if err := checkOwn("kubeswitchAddress", c.KubeSwitchAddress); err != nil {
+		return err
+	}
+	for _, address := range c.ClusterDNS {
+		if err := checkOwn("clusterDNS", address); err != nil {
+			return err
+		}
 	}
 	for _, pattern := range c.Pods {
 		if _, err := path.Match(pattern, ""); err != nil || pattern == "" {
@@ -206,6 +218,20 @@ func (c *Config) SetKubeSwitch(text string) error {
 		return fmt.Errorf("%q: %w: write an IP address, or none", text, ErrInvalid)
 	}
 	c.KubeSwitchAddress, c.NoKubeSwitch = address.Unmap(), false
+	return nil
+}
+
+// checkOwn refuses what queries can't be intercepted at for others; no address at all is the default. An IPv6 link-local
+// address is one on each link, which neither the kernel programs nor the resolver files of most clients can tell apart.
+func checkOwn(key string, address netip.Addr) error {
+	switch {
+	case !address.IsValid():
+	case address.Is6() && (address.Zone() != "" || address.IsLinkLocalUnicast()):
+		return fmt.Errorf("%s %s: %w: a link-local address can't be told from the same one on another link: give a unique local or a global one",
+			key, address, ErrInvalid)
+	case address.IsLoopback() || address.IsUnspecified() || address.IsMulticast():
+		return fmt.Errorf("%s %s: %w: give an address that other hosts can ask at", key, address, ErrInvalid)
+	}
 	return nil
 }
 

@@ -52,6 +52,8 @@ func TestValidate(t *testing.T) {
 		"underscore":           func(c *Config) { c.Zones = []string{"_x.local"} },
 		"label of 63":          func(c *Config) { c.Zones = []string{strings.Repeat("x", 63)} },
 		"name of 253":          func(c *Config) { c.Zones = []string{strings.Repeat("x.", 126) + "x"} },
+		"server with a zone":   func(c *Config) { c.Upstreams = servers("[fe80::1%eth0]:53") },
+		"node-local DNS":       func(c *Config) { c.ClusterDNS = []netip.Addr{netip.MustParseAddr("169.254.20.10")} },
 		"server with any port": func(c *Config) { c.Upstreams = servers("192.0.2.1:65535", "[::1]:1") },
 	}
 	for name, change := range valid {
@@ -87,6 +89,12 @@ func TestValidate(t *testing.T) {
 		"unspecified IPv6":   {func(c *Config) { c.Upstreams = servers("[::]:53") }, "[::]:53"},
 		"multicast endpoint": {func(c *Config) { c.DNSEndpoints = servers("224.0.0.251:5353") }, "224.0.0.251"},
 		"port 0":             {func(c *Config) { c.DNSEndpoints = servers("10.0.0.1:0") }, "10.0.0.1:0"},
+		"no zone":            {func(c *Config) { c.DNSEndpoints = servers("[fe80::1]:53") }, "fe80::1%eth0"},
+		"link-local switch":  {func(c *Config) { c.KubeSwitchAddress = netip.MustParseAddr("fe80::1") }, "kubeswitchAddress fe80::1: "},
+		"zoned switch":       {func(c *Config) { c.KubeSwitchAddress = netip.MustParseAddr("fe80::1%eth0") }, "link-local"},
+		"loopback switch":    {func(c *Config) { c.KubeSwitchAddress = netip.MustParseAddr("127.0.0.1") }, "other hosts"},
+		"zoned cluster DNS":  {func(c *Config) { c.ClusterDNS = []netip.Addr{netip.MustParseAddr("fe80::a%cni0")} }, "clusterDNS"},
+		"multicast DNS":      {func(c *Config) { c.ClusterDNS = []netip.Addr{netip.MustParseAddr("ff02::fb")} }, "clusterDNS ff02::fb"},
 		"no wait":            {func(c *Config) { c.Wait = 0 }, "wait"},
 		"negative wait":      {func(c *Config) { c.Wait = -time.Second }, "-1s"},
 		"negative linger":    {func(c *Config) { c.Linger = -time.Second }, "linger -1s"},

@@ -281,7 +281,7 @@ func (d *Daemon) watchHealth(ctx context.Context, changed func()) {
 			d.mu.Lock()
 			n := d.network
 			d.mu.Unlock()
-			waiting, replied := d.unanswered()
+			waiting, replied := d.unanswered(n)
 			if replied != before {
 				d.health.hear(now)
 			}
@@ -360,13 +360,19 @@ func (d *Daemon) greet(ctx context.Context, snapshot discovery.Snapshot) {
 }
 
 // unanswered returns what steered queries wait for, and how many have been answered so far.
-func (d *Daemon) unanswered() (waiting map[netip.AddrPort]datapath.Waiting, replied uint64) {
+func (d *Daemon) unanswered(n network) (waiting map[netip.AddrPort]datapath.Waiting, replied uint64) {
 	if d.datapath == nil {
 		return nil, 0
 	}
-	waiting, err := d.datapath.Waiting()
+	inKernel, err := d.datapath.Waiting()
 	if err != nil {
 		d.log.Error("steered queries in flight not read", zap.Error(err))
+	}
+	waiting = make(map[netip.AddrPort]datapath.Waiting)
+	for _, e := range n.endpoints {
+		if w, ok := inKernel[unzoned(e.Address)]; ok {
+			waiting[e.Address] = w
+		}
 	}
 	counters, err := d.datapath.Counters()
 	if err != nil {
@@ -376,6 +382,11 @@ func (d *Daemon) unanswered() (waiting map[netip.AddrPort]datapath.Waiting, repl
 		replied += c.ByReason["replied"]
 	}
 	return waiting, replied
+}
+
+// unzoned is an endpoint as the kernel programs know it: by address, and the interface.
+func unzoned(address netip.AddrPort) netip.AddrPort {
+	return netip.AddrPortFrom(address.Addr().WithZone(""), address.Port())
 }
 
 // trial is what came of a steered probe.
@@ -407,7 +418,7 @@ func (d *Daemon) try(ctx context.Context, server netip.AddrPort, zone string, en
 	_, unanswered := conn.ReadMsg()
 	steered, replied, found, err := d.datapath.Steered(client, message.Id)
 	switch {
-	case err != nil || !found || steered != endpoint:
+	case err != nil || !found || steered != unzoned(endpoint):
 		return trialUnclear, err
 	case replied && unanswered == nil:
 		return trialAnswered, nil

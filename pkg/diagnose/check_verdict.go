@@ -243,7 +243,9 @@ func (e Evidence) coreDNSBroken(q Query) judgement {
 	}
 	silent := append(slices.Clone(reachable), unreachable...)
 	switch {
-	case len(helpful) > 0 && slices.ContainsFunc(silent, func(r Reply) bool { return r.Server == q.Reply.Steered }):
+	case len(helpful) > 0 && slices.ContainsFunc(silent, func(r Reply) bool {
+		return r.Server.Addr().WithZone("") == q.Reply.Steered.Addr() && r.Server.Port() == q.Reply.Steered.Port()
+	}):
 		return judge(CauseCoreDNSSilent, "DNS is broken in part: the query went to CoreDNS at %s, which does not answer, while %s does",
 			q.Reply.Steered, servers(helpful))
 	case len(helpful) > 0 && len(e.Host.Severed) > 0:

@@ -478,3 +478,39 @@ func TestEndpointsOfOneAddress(t *testing.T) {
 	}
 	l.finish()
 }
+
+// TestEndpointLinkLocal: its zone is kept on the whole way, from the command line to health and the steered probes.
+func TestEndpointLinkLocal(t *testing.T) {
+	h := raise(t, lab.Options{})
+	sh(t, h.Pod("app"), "ip address add fe80::53/64 dev eth0 nodad")
+	// The same address on another link must not be meant.
+	sh(t, h.Worker(), "ip address add fe80::53/64 dev eth0 nodad")
+	r := respond(t, h.Pod("app"), "[fe80::53%eth0]:53", "172.21.0.84")
+	wrong := respond(t, h.Worker(), "[fe80::53%eth0]:53", "172.21.0.85")
+	const address = "[fe80::53%cni0]:53"
+	if out := h.run("attach", "--dns-endpoint", "fe80::53"); out.code != 2 || !strings.Contains(out.stderr, "name the interface") {
+		t.Errorf("without a zone: %v", out)
+	}
+	for _, own := range []string{"fe80::1", "fe80::1%kubeswitch"} {
+		if out := h.run(attachArgs("--kubeswitch-address", own)...); out.code != 2 || !strings.Contains(out.stderr, "link-local") || strings.Count(out.stderr, "\n") != 1 {
+			t.Errorf("own link-local address: %v", out)
+		}
+	}
+	h.attach(endpoint("fe80::53%cni0"), ranges)
+	h.steers(hostDNS6, "172.21.0.84")
+	resolve(t, h.Host(), hostDNS, lab.Backend, "172.21.0.84") // by the forwarder
+	if iface, note, healthy := h.dataplane().endpoint(address); iface != "cni0" || note != "" || !healthy {
+		t.Errorf("status: interface %q, note %q, healthy %v", iface, note, healthy)
+	}
+	l := startLoad(t, h.Host(), hostDNS6, lab.Backend, "172.21.0.84", 2*time.Millisecond)
+	l.more(t, 20)
+	r.setMute(true)
+	h.judged(address, false)
+	l.finish()
+	r.setMute(false)
+	h.judged(address, true)
+	h.steers(hostDNS6, "172.21.0.84")
+	if n := len(wrong.sees()); n != 0 {
+		t.Errorf("the one on the other link was asked %d times", n)
+	}
+}
