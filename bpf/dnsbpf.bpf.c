@@ -57,7 +57,8 @@ static __always_inline int pull(struct __sk_buff *skb, __u32 length)
 	return bpf_skb_pull_data(skb, length);
 }
 
-/* Has another server the port there? It gets all that is not steered, but for names in a zone: it asks outside for them. */
+/* Has another server the port there? It gets all that is not steered, but for names in a zone: it asks outside for
+ * them. */
 static __always_inline bool is_others(enum dns_scope scope)
 {
 	return scope == DNS_SCOPE_TRANSPARENT || scope == DNS_SCOPE_SHARED;
@@ -90,17 +91,21 @@ static __always_inline int handle_query(struct __sk_buff *skb, bool local)
 	config = bpf_map_lookup_elem(&dns_config, &zero);
 	if (!listener || !scratch || !config)
 		return PASS;
-	/* The host's own resolver is for programs of this host. */
-	if (!local && listener->scope == DNS_SCOPE_TRANSPARENT)
-		return PASS;
-
-	/*
-	 * Here too: the guard may be missing, or on another interface than a pod's query for this address comes in on.
-	 * A packet whose port can't be read may be for another service.
-	 */
-	if (!local && pkt.has_ports && listener->scope == DNS_SCOPE_KUBESWITCH && !is_allowed(&pkt.src)) {
-		count(listener->scope, DNS_REASON_refused_source);
-		return TC_ACT_SHOT;
+	if (!local) {
+		/* The host's own resolver is for its programs: what comes by a wire only claims to be of one. */
+		if (listener->scope == DNS_SCOPE_HOST || listener->scope == DNS_SCOPE_TRANSPARENT)
+			return PASS;
+		scratch->may_ask = may_ask(&pkt.src, skb->ifindex, listener->scope != DNS_SCOPE_POD);
+		if (!scratch->may_ask && listener->scope == DNS_SCOPE_POD)
+			return PASS;
+		/*
+		 * Here too: the guard may be missing, or on another interface than a pod's query for this address
+		 * comes in on. A packet whose port can't be read may be for another service.
+		 */
+		if (!scratch->may_ask && listener->scope == DNS_SCOPE_KUBESWITCH && pkt.has_ports) {
+			count(listener->scope, DNS_REASON_refused_source);
+			return TC_ACT_SHOT;
+		}
 	}
 	if (reason == DNS_OK && (is_odd_skb(skb) || pull(skb, pkt.dns_end)))
 		reason = DNS_REASON_passed_malformed;
@@ -111,7 +116,7 @@ static __always_inline int handle_query(struct __sk_buff *skb, bool local)
 	}
 	if (reason == DNS_OK)
 		reason = route_query(data, data_end, &pkt, scratch, config, listener->scope);
-	if (reason == DNS_REASON_steered && !local && listener->scope == DNS_SCOPE_SHARED && !is_allowed(&pkt.src)) {
+	if (reason == DNS_REASON_steered && !local && listener->scope == DNS_SCOPE_SHARED && !scratch->may_ask) {
 		reason = DNS_REASON_refused_source;
 		verdict = TC_ACT_SHOT;
 	} else if (reason == DNS_REASON_steered || reason == DNS_REASON_steered_fallback) {
@@ -170,7 +175,7 @@ int dns_guard(struct xdp_md *xdp)
 	if (!listener || listener->scope != DNS_SCOPE_KUBESWITCH)
 		return XDP_PASS;
 
-	if (!is_allowed(&pkt.src))
+	if (!may_ask(&pkt.src, xdp->ingress_ifindex, true))
 		reason = DNS_REASON_refused_source;
 	else if (reason == DNS_OK && !can_be_query(data, data_end, &pkt))
 		reason = DNS_REASON_refused_message;
@@ -206,7 +211,8 @@ int dns_from_backend(struct __sk_buff *skb)
 	if (!scratch || load_addrs(data, data_end, &pkt) || is_odd_skb(skb) || pull(skb, pkt.dns_end))
 		return PASS;
 
-	reason = decide_reply((void *)(long)skb->data, (void *)(long)skb->data_end, &pkt, scratch, config, &scope, &to);
+	reason = decide_reply((void *)(long)skb->data, (void *)(long)skb->data_end, &pkt, scratch, config, skb->ifindex,
+	                      &scope, &to);
 	if (reason == DNS_NOT_OURS)
 		return PASS;
 	if (reason == DNS_REASON_replied)

@@ -9,6 +9,7 @@
 #include "dns.h"
 #include "maps.h"
 #include "pkt.h"
+#include "steer.h"
 #include "types.h"
 
 /*
@@ -46,15 +47,28 @@ static __always_inline bool is_dns_tcp(void *data, void *data_end, struct dns_pk
 }
 
 /*
+ * may_ask - is this source right for the interface that the packet came in on, and is it allowed to ask?
+ * @listed: only a source that the daemon has listed as allowed may ask, as at the KubeSwitch address
+ *
+ * What this steers no longer meets the checks of the stack for sources that nobody, or nobody there, can have: own,
+ * loopback and broadcast addresses, those of another interface's network.
+ *
  * A function of its own: what it leaves on the stack would be part of the verifier's state, and all that follows be
  * looked at a second time.
  */
-static __noinline bool is_allowed(const union addr *source)
+static __noinline bool may_ask(const union addr *source, __u32 ifindex, bool listed)
 {
 	struct dns_prefix prefix = { .length = 128 };
+	struct dns_source *known;
 
 	__builtin_memcpy(prefix.addr, source, sizeof(prefix.addr));
-	return bpf_map_lookup_elem(&dns_allowed, &prefix) != NULL;
+	known = bpf_map_lookup_elem(&dns_sources, &prefix);
+	if (!known)
+		return !listed;
+	if (listed && !known->allowed)
+		return false;
+	return known->ifindex == ifindex || known->ifindex == DNS_ANY_INTERFACE ||
+	       (known->ifindex && known->ifindex == reply_ifindex(ifindex));
 }
 
 /* Can this payload of a UDP datagram to us be a query at all? A reply to nobody, or less than a header, is none. */

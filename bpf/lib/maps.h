@@ -45,15 +45,16 @@ struct {
 	__uint(pinning, LIBBPF_PIN_BY_NAME);
 } dns_backends SEC(".maps");
 
-/* Prefixes that queries on the KubeSwitch may come from. Written by the daemon. */
+/* Prefixes that queries come from, and where from. Of two that an address is in, the longer one counts. Written by the
+ * daemon. */
 struct {
 	__uint(type, BPF_MAP_TYPE_LPM_TRIE);
-	__uint(max_entries, 1024);
+	__uint(max_entries, 4096);
 	__type(key, struct dns_prefix);
-	__type(value, __u32);
+	__type(value, struct dns_source);
 	__uint(map_flags, BPF_F_NO_PREALLOC);
 	__uint(pinning, LIBBPF_PIN_BY_NAME);
-} dns_allowed SEC(".maps");
+} dns_sources SEC(".maps");
 
 /*
  * Interface on which queries enter -> interface through which their replies leave, where that is another one: a
@@ -116,7 +117,7 @@ struct dns_scratch {
 	/* Set by find_zone() and find_fallback(). */
 	__u16 backends4;
 	__u16 backends6;
-	__u16 reserved;
+	__u16 may_ask; /* is the source right, and allowed? Of queries that come by a wire */
 	__u32 group;
 	__u64 question_hash; /* set by route_query() */
 };

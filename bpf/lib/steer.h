@@ -113,6 +113,7 @@ static __always_inline enum dns_reason decide_query(const struct dns_pkt *pkt, c
 	flow->ifindex = local ? ifindex : reply_ifindex(ifindex);
 	flow->scope = scope;
 	flow->local = local;
+	flow->out_ifindex = backend->out_ifindex;
 
 	__builtin_memcpy(&to->src, backend->nat_addr, sizeof(to->src));
 	__builtin_memcpy(&to->dst, backend->addr, sizeof(to->dst));
@@ -133,7 +134,7 @@ static __always_inline enum dns_reason decide_query(const struct dns_pkt *pkt, c
  */
 static __always_inline enum dns_reason decide_reply(void *data, void *data_end, struct dns_pkt *pkt,
                                                     struct dns_scratch *scratch, const struct dns_config *config,
-                                                    enum dns_scope *scope, struct dns_rewrite *to)
+                                                    __u32 ifindex, enum dns_scope *scope, struct dns_rewrite *to)
 {
 	struct dnshdr *hdr = data + (pkt->dns_off & 0x7f);
 	__u32 length = pkt->dns_end - pkt->dns_off;
@@ -147,7 +148,7 @@ static __always_inline enum dns_reason decide_reply(void *data, void *data_end, 
 		return DNS_NOT_OURS;
 	started = flow->started_ns;
 	if (!started || flow->id != bpf_ntohs(hdr->id) || flow->endpoint_port != pkt->sport ||
-	    !addr_equal(flow->endpoint, &pkt->src))
+	    flow->out_ifindex != ifindex || !addr_equal(flow->endpoint, &pkt->src))
 		return DNS_NOT_OURS;
 
 	*scope = flow->scope;

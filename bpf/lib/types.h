@@ -84,13 +84,21 @@ _Static_assert(sizeof(struct dns_zone) == 272, "layout is shared with user space
 
 #define DNS_BACKEND_V6 0x8000
 
-/* Prefixes that may ask on the KubeSwitch: key of the trie dns_allowed. IPv4 as v4-mapped, so its prefixes are 96
- * longer. */
+/* Where a query comes from: key of the trie dns_sources. IPv4 as v4-mapped, so its prefixes are 96 longer. */
 struct dns_prefix {
 	__u32 length;
 	__u8 addr[16];
 };
 _Static_assert(sizeof(struct dns_prefix) == 20, "layout is shared with user space");
+
+#define DNS_ANY_INTERFACE 0xffffffff
+
+struct dns_source {
+	__u32 ifindex; /* interface that its packets come in on, or DNS_ANY_INTERFACE; 0: none, nobody else may have it
+	                */
+	__u32 allowed; /* 1: may ask at the KubeSwitch address */
+};
+_Static_assert(sizeof(struct dns_source) == 8, "layout is shared with user space");
 
 struct dns_backend_key {
 	__u32 group;
@@ -126,8 +134,8 @@ struct dns_flow {
 	__u16 id;
 	__u32 ifindex; /* interface on which the query entered */
 	enum dns_scope scope;
-	__u32 local; /* 1: entered on lo, the reply is delivered to lo's ingress */
-	__u32 reserved;
+	__u32 local;       /* 1: entered on lo, the reply is delivered to lo's ingress */
+	__u32 out_ifindex; /* interface that it left through, and that the reply must come in on */
 };
 _Static_assert(sizeof(struct dns_flow) == 96, "layout is shared with user space");
 

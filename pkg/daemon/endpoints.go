@@ -84,7 +84,7 @@ func (d *Daemon) programDatapath(n network) error {
 	if err := d.datapath.AddReplyVia(n.replyVia()); err != nil {
 		return err
 	}
-	if err := d.datapath.ReplaceAllowed(n.allowed); err != nil {
+	if err := d.datapath.ReplaceSources(n.sources); err != nil {
 		return err
 	}
 	if err := d.datapath.ReplaceListeners(d.kernelListeners(n)); err != nil {

@@ -44,6 +44,7 @@ type network struct {
 	clients    netdev.Interface   // with the KubeSwitch address; index 0 without
 	allowed    []netip.Prefix     // that may ask at the KubeSwitch address
 	unsteered  string             // why what they ask is not steered; empty if it is
+	sources    []datapath.Source  // where the packets of a source come in
 	pods       []netdev.Interface // whose queries are steered
 	clusterDNS []netip.Addr       // that pods ask
 	resolvers  []netip.Addr       // the host's own, in transparent mode
@@ -74,22 +75,39 @@ func (d *Daemon) lookAround(snapshot discovery.Snapshot) (n network, err error) 
 			n.clusterDNS = snapshot.ServiceIPs
 		}
 	}
-	if !d.kubeSwitch.IsValid() {
+	if err := d.lookAtKubeSwitch(&n, w); err != nil {
+		return n, err
+	}
+	if n.clients.Index == 0 && len(n.pods) == 0 {
 		return n, nil
+	}
+	own, err := netdev.Addresses()
+	if err != nil {
+		return n, err
+	}
+	networks, err := netdev.Networks()
+	n.sources = sources(n.allowed, n.clients.Index, own, networks)
+	return n, err
+}
+
+// lookAtKubeSwitch finds the interface with the KubeSwitch address, and who may ask there. An interface that is gone is
+// looked for again with every change of interfaces.
+func (d *Daemon) lookAtKubeSwitch(n *network, w ways) (err error) {
+	if !d.kubeSwitch.IsValid() {
+		return nil
 	}
 	n.clients, err = netdev.InterfaceOf(d.kubeSwitch)
 	if errors.Is(err, netdev.ErrNoInterface) {
-		// Gone for now; the address is looked for again with every change of interfaces.
-		return n, nil
+		return nil
 	}
 	if err != nil {
-		return n, err
+		return err
 	}
 	if n.allowed = d.config.Allowed; len(n.allowed) == 0 {
 		n.allowed, err = subnetsOf(n.clients.Name)
 	}
 	n.unsteered = w.answers(d.kubeSwitch, n.clients.Index, n.allowed)
-	return n, err
+	return err
 }
 
 // subnetsOf returns the subnets of an interface. The host's own addresses are among them.

@@ -392,7 +392,7 @@ func TestMapsOutliveProcess(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if err := first.ReplaceListeners([]Listener{{Address: listener4, Scope: ScopeHost}}); err != nil {
+	if err := first.ReplaceListeners([]Listener{{Address: listener4, Scope: testScope}}); err != nil {
 		t.Fatal(err)
 	}
 	h := &harness{Datapath: first}
@@ -421,7 +421,7 @@ func TestMapsOutliveProcess(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if got := counters[ScopeHost].Steered(); got != 1 {
+	if got := counters[testScope].Steered(); got != 1 {
 		t.Errorf("%d steered, want 1", got)
 	}
 	next.countedSince(t)

@@ -127,9 +127,9 @@ func BenchmarkProgram(b *testing.B) {
 	b.StopTimer()
 	// A query in some hundred thousand finds no free port. It is passed, and so a query still for the next repetition.
 	delta := steered.countedSince(b)
-	steers, passes := delta["host:steered"], delta["host:passed_no_flow_slot"]
-	delete(delta, "host:steered")
-	delete(delta, "host:passed_no_flow_slot")
+	steers, passes := delta["kubeswitch:steered"], delta["kubeswitch:passed_no_flow_slot"]
+	delete(delta, "kubeswitch:steered")
+	delete(delta, "kubeswitch:passed_no_flow_slot")
 	if len(delta) > 0 || passes > 0 && steers/passes < 10_000 {
 		b.Errorf("the steered benchmarks counted %d steered, %d without a port, %v", steers, passes, delta)
 	}

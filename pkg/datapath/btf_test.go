@@ -23,7 +23,7 @@ func TestPinnedMapsHaveTypes(t *testing.T) {
 	// What a dump of each map must be able to name: the struct of its key or value that says most.
 	structs := map[string]string{
 		"dns_config": "dns_config", "dns_listeners": "dns_listener_key", "dns_zones": "dns_zone", "dns_backends": "dns_backend",
-		"dns_allowed": "dns_prefix", "dns_reply_via": "", "dns_flows": "dns_flow", "dns_stats": "dns_counters",
+		"dns_sources": "dns_prefix", "dns_reply_via": "", "dns_flows": "dns_flow", "dns_stats": "dns_counters",
 	}
 	entries, err := os.ReadDir(filepath.Join(pinDir, "maps"))
 	if err != nil {

@@ -197,9 +197,9 @@ func TestDifferentialLong(t *testing.T) {
 			}
 			switch {
 			case result.steered:
-				want["host:steered"]++
+				want["kubeswitch:steered"]++
 			case result.external:
-				want["host:passed_external"]++
+				want["kubeswitch:passed_external"]++
 			default:
 				want["not plain"]++
 			}
@@ -207,7 +207,7 @@ func TestDifferentialLong(t *testing.T) {
 		}
 		got := make(map[string]uint64)
 		for reason, count := range h.countedSince(t) {
-			if reason != "host:steered" && reason != "host:passed_external" {
+			if reason != "kubeswitch:steered" && reason != "kubeswitch:passed_external" {
 				reason = "not plain"
 			}
 			got[reason] += count

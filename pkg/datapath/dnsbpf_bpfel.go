@@ -85,7 +85,7 @@ type dnsbpfDnsFlow struct {
 	Ifindex      uint32
 	Scope        dnsbpfDnsScope
 	Local        uint32
-	Reserved     uint32
+	OutIfindex   uint32
 }
 
 type dnsbpfDnsListener struct {
@@ -126,10 +126,16 @@ type dnsbpfDnsScratch struct {
 	QtypeBe      uint16
 	Backends4    uint16
 	Backends6    uint16
-	Reserved     uint16
+	MayAsk       uint16
 	Group        uint32
 	_            [4]byte
 	QuestionHash uint64
+}
+
+type dnsbpfDnsSource struct {
+	_       structs.HostLayout
+	Ifindex uint32
+	Allowed uint32
 }
 
 type dnsbpfDnsZone struct {
@@ -153,13 +159,13 @@ type dnsbpfDnsZoneShape struct {
 //
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
-	dnsbpfMapDnsAllowed      = "dns_allowed"
 	dnsbpfMapDnsBackends     = "dns_backends"
 	dnsbpfMapDnsConfig       = "dns_config"
 	dnsbpfMapDnsFlows        = "dns_flows"
 	dnsbpfMapDnsListeners    = "dns_listeners"
 	dnsbpfMapDnsReplyVia     = "dns_reply_via"
 	dnsbpfMapDnsScratch      = "dns_scratch"
+	dnsbpfMapDnsSources      = "dns_sources"
 	dnsbpfMapDnsStats        = "dns_stats"
 	dnsbpfMapDnsTurns        = "dns_turns"
 	dnsbpfMapDnsZones        = "dns_zones"
@@ -224,13 +230,13 @@ type dnsbpfProgramSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type dnsbpfMapSpecs struct {
-	DnsAllowed   *ebpf.MapSpec `ebpf:"dns_allowed"`
 	DnsBackends  *ebpf.MapSpec `ebpf:"dns_backends"`
 	DnsConfig    *ebpf.MapSpec `ebpf:"dns_config"`
 	DnsFlows     *ebpf.MapSpec `ebpf:"dns_flows"`
 	DnsListeners *ebpf.MapSpec `ebpf:"dns_listeners"`
 	DnsReplyVia  *ebpf.MapSpec `ebpf:"dns_reply_via"`
 	DnsScratch   *ebpf.MapSpec `ebpf:"dns_scratch"`
+	DnsSources   *ebpf.MapSpec `ebpf:"dns_sources"`
 	DnsStats     *ebpf.MapSpec `ebpf:"dns_stats"`
 	DnsTurns     *ebpf.MapSpec `ebpf:"dns_turns"`
 	DnsZones     *ebpf.MapSpec `ebpf:"dns_zones"`
@@ -265,13 +271,13 @@ func (o *dnsbpfObjects) Close() error {
 //
 // It can be passed to loadDnsbpfObjects or ebpf.CollectionSpec.LoadAndAssign.
 type dnsbpfMaps struct {
-	DnsAllowed   *ebpf.Map `ebpf:"dns_allowed"`
 	DnsBackends  *ebpf.Map `ebpf:"dns_backends"`
 	DnsConfig    *ebpf.Map `ebpf:"dns_config"`
 	DnsFlows     *ebpf.Map `ebpf:"dns_flows"`
 	DnsListeners *ebpf.Map `ebpf:"dns_listeners"`
 	DnsReplyVia  *ebpf.Map `ebpf:"dns_reply_via"`
 	DnsScratch   *ebpf.Map `ebpf:"dns_scratch"`
+	DnsSources   *ebpf.Map `ebpf:"dns_sources"`
 	DnsStats     *ebpf.Map `ebpf:"dns_stats"`
 	DnsTurns     *ebpf.Map `ebpf:"dns_turns"`
 	DnsZones     *ebpf.Map `ebpf:"dns_zones"`
@@ -279,13 +285,13 @@ type dnsbpfMaps struct {
 
 func (m *dnsbpfMaps) Close() error {
 	return _DnsbpfClose(
-		m.DnsAllowed,
 		m.DnsBackends,
 		m.DnsConfig,
 		m.DnsFlows,
 		m.DnsListeners,
 		m.DnsReplyVia,
 		m.DnsScratch,
+		m.DnsSources,
 		m.DnsStats,
 		m.DnsTurns,
 		m.DnsZones,

@@ -152,12 +152,3 @@ func TestAnswerFailureWithoutSlot(t *testing.T) {
 	}
 	h.forget(t, q)
 }
-
-// Nobody but this host's own programs may ask its resolver by way of us.
-func TestTransparentIsLocal(t *testing.T) {
-	h := newHarness(t)
-	h.replaceScope(t, ScopeTransparent)
-	for _, f := range families {
-		h.expectIn(t, FromClient, f.query(query(t, inZone)), ScopeTransparent, notOurs, nil)
-	}
-}

@@ -74,7 +74,7 @@ func TestFallback(t *testing.T) {
 			t.Helper()
 			for _, name := range external {
 				former, frame := fallbackOf(f), f.query(query(t, name, withOPT(4096)))
-				q := h.steerAs(t, program, former, frame, steering{ScopeHost, "steered_fallback", loIfindex, loIfindex})
+				q := h.steerAs(t, program, former, frame, steering{testScope, "steered_fallback", loIfindex, loIfindex})
 				h.deliver(t, program, f, q, replyFrame(q, answer(t, q)))
 			}
 			for _, name := range []string{"cluster.local", inZone, "CLUSTER.local"} {
@@ -135,7 +135,7 @@ func TestHeartbeatConfig(t *testing.T) {
 func TestFallbackEndpoints(t *testing.T) {
 	h := newHarness(t)
 	h.setSilence(t, time.Hour, time.Second)
-	asFallback := steering{ScopeHost, "steered_fallback", loIfindex, loIfindex}
+	asFallback := steering{testScope, "steered_fallback", loIfindex, loIfindex}
 	eachPath(t, h, func(t *testing.T, program Program, f family) {
 		t.Helper()
 		external, cluster := f.query(query(t, "example.com")), f.query(query(t, inZone))
@@ -188,8 +188,8 @@ func TestFallbackScopes(t *testing.T) {
 		needed := scope == ScopeHost || scope == ScopeKubeSwitch
 		for _, f := range families {
 			for _, program := range queryPrograms {
-				if scope == ScopeTransparent && program == FromClient {
-					continue // see TestTransparentIsLocal
+				if program == FromClient && (scope == ScopeHost || scope == ScopeTransparent) {
+					continue // see TestLocalOnly
 				}
 				t.Run(fmt.Sprintf("%s/%s/%s", scope, f.name, program), func(t *testing.T) {
 					// The second one is of the zone's shape, and only its name tells that it is not in it.

@@ -62,7 +62,11 @@ func newGuardHarness(tb testing.TB) *harness {
 
 func (h *harness) replaceAllowed(tb testing.TB, prefixes ...netip.Prefix) {
 	tb.Helper()
-	if err := h.ReplaceAllowed(prefixes); err != nil {
+	sources := make([]Source, 0, len(prefixes))
+	for _, prefix := range prefixes {
+		sources = append(sources, Source{Prefix: prefix, Ifindex: AnyInterface, Allowed: true})
+	}
+	if err := h.ReplaceSources(sources); err != nil {
 		tb.Fatal(err)
 	}
 }
@@ -410,7 +414,7 @@ func TestGuardDifferential(t *testing.T) {
 	}
 }
 
-// mapped is a prefix in the one address space that dns_allowed has.
+// mapped is a prefix in the one address space that dns_sources has.
 func mapped(prefix netip.Prefix) netip.Prefix {
 	if prefix.Addr().Is4() {
 		return netip.PrefixFrom(netip.AddrFrom16(prefix.Addr().As16()), 96+prefix.Bits())
@@ -514,15 +518,15 @@ func TestRandomAllowedPrefixes(t *testing.T) {
 			counts[allowed]++
 		}
 		var key dnsbpfDnsPrefix
-		var value uint32
+		var value dnsbpfDnsSource
 		distinct := make(map[netip.Prefix]bool)
 		for _, prefix := range prefixes {
 			distinct[mapped(prefix).Masked()] = true
 		}
-		entries := h.objects.DnsAllowed.Iterate()
+		entries := h.objects.DnsSources.Iterate()
 		for entries.Next(&key, &value) {
 			if prefix := netip.PrefixFrom(netip.AddrFrom16(key.Addr), int(key.Length)); !distinct[prefix] {
-				t.Errorf("dns_allowed has %s, which is none of %v", prefix, prefixes)
+				t.Errorf("dns_sources has %s, which is none of %v", prefix, prefixes)
 			} else {
 				delete(distinct, prefix)
 			}
@@ -531,7 +535,7 @@ func TestRandomAllowedPrefixes(t *testing.T) {
 			t.Fatal(err)
 		}
 		if len(distinct) > 0 {
-			t.Errorf("dns_allowed lacks %v", slices.Collect(maps.Keys(distinct)))
+			t.Errorf("dns_sources lacks %v", slices.Collect(maps.Keys(distinct)))
 		}
 	}
 	t.Logf("allowed: %v", counts)

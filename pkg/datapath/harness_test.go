@@ -40,6 +40,9 @@ const (
 	inZone    = "backend.default.svc.cluster.local"
 	testID    = 0x1234
 
+	// testScope is the one in which queries of this host and of others are looked at alike.
+	testScope = ScopeKubeSwitch
+
 	// notOurs stands where a reason would, for a packet that is passed without being counted.
 	notOurs = ""
 )
@@ -121,10 +124,11 @@ func newHarness(tb testing.TB, zones ...string) *harness {
 	if err := h.configure(); err != nil {
 		tb.Fatal(err)
 	}
-	listeners := []Listener{{Address: listener4, Scope: ScopeHost}, {Address: listener6, Scope: ScopeHost}}
+	listeners := []Listener{{Address: listener4, Scope: testScope}, {Address: listener6, Scope: testScope}}
 	if err := h.ReplaceListeners(listeners); err != nil {
 		tb.Fatal(err)
 	}
+	h.replaceAllowed(tb, everyone...)
 	if len(zones) == 0 {
 		zones = []string{testZone}
 	}
@@ -236,11 +240,11 @@ func verdictName(verdict uint32) string {
 	return fmt.Sprintf("verdict %d", int32(verdict))
 }
 
-// expect runs a program and requires the reason, its verdict, and exactly one count of it, in the host's scope. What is
+// expect runs a program and requires the reason, its verdict, and exactly one count of it. What is
 // passed must leave as it came.
 func (h *harness) expect(tb testing.TB, program Program, frame []byte, reason string) []byte {
 	tb.Helper()
-	return h.expectIn(tb, program, frame, ScopeHost, reason, nil)
+	return h.expectIn(tb, program, frame, testScope, reason, nil)
 }
 
 func (h *harness) expectIn(tb testing.TB, program Program, frame []byte, scope Scope, reason string, context []byte) []byte {
@@ -294,7 +298,7 @@ type steeredQuery struct {
 // steer runs a query that must be steered to the family's endpoint, and checks every octet of the result and the flow.
 func (h *harness) steer(tb testing.TB, program Program, f family, frame []byte) steeredQuery {
 	tb.Helper()
-	return h.steerIn(tb, program, f, frame, ScopeHost, loIfindex)
+	return h.steerIn(tb, program, f, frame, testScope, loIfindex)
 }
 
 func (h *harness) steerIn(tb testing.TB, program Program, f family, frame []byte, scope Scope, ifindex int) steeredQuery {
@@ -354,6 +358,7 @@ func (h *harness) steerAs(tb testing.TB, program Program, f family, frame []byte
 		Id:           binary.BigEndian.Uint16(in.Payload),
 		Ifindex:      uint32(as.replies),
 		Scope:        dnsbpfDnsScope(as.scope),
+		OutIfindex:   loIfindex, // of all endpoints
 	}
 	if timed := q.flow.TimedNs != 0; timed != isTimed(got.Source.Port()) {
 		tb.Errorf("NAT port %d: latency sampled: %v", got.Source.Port(), timed)

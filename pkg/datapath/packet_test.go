@@ -189,7 +189,7 @@ func TestOffloadedSegments(t *testing.T) {
 	for _, f := range families {
 		for _, program := range queryPrograms {
 			frame := f.query(query(t, inZone))
-			h.expectIn(t, program, frame, ScopeHost, "passed_malformed", skbContext(skbGSOSize, 20))
+			h.expectIn(t, program, frame, testScope, "passed_malformed", skbContext(skbGSOSize, 20))
 		}
 	}
 }

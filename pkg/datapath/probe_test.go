@@ -100,9 +100,7 @@ func TestProberOtherVersion(t *testing.T) {
 func TestPinnedFlow(t *testing.T) {
 	pinDir := newNamespace(t)
 	h := &harness{Datapath: load(t, Options{PinDir: pinDir})}
-	if err := h.ReplaceListeners([]Listener{{Address: listener4, Scope: ScopeHost}, {Address: listener6, Scope: ScopeHost}}); err != nil {
-		t.Fatal(err)
-	}
+	h.replaceScope(t, testScope)
 	if err := h.ReplaceZones([]string{testZone}, defaultBackends(), nil, nil); err != nil {
 		t.Fatal(err)
 	}

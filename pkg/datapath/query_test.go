@@ -257,9 +257,7 @@ func TestScopes(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := h.ReplaceAllowed([]netip.Prefix{netip.MustParsePrefix("172.19.1.0/24")}); err != nil {
-		t.Fatal(err)
-	}
+	h.replaceAllowed(t, netip.MustParsePrefix("172.19.1.0/24"))
 	worker := families[0]
 	worker.client, worker.listener = netip.MustParseAddrPort("172.19.1.100:53"), kubeSwitch
 	frame := worker.query(query(t, inZone))
@@ -273,9 +271,10 @@ func TestScopes(t *testing.T) {
 	h.forget(t, h.steerIn(t, FromClient, families[1], families[1].query(query(t, inZone)), ScopePod, loIfindex))
 
 	// An address that is no longer a listener's is left alone.
-	if err := h.ReplaceListeners([]Listener{{Address: listener4, Scope: ScopeHost}}); err != nil {
+	if err := h.ReplaceListeners([]Listener{{Address: listener4, Scope: testScope}}); err != nil {
 		t.Fatal(err)
 	}
+	h.replaceAllowed(t, everyone...)
 	h.expect(t, FromClient, frame, notOurs)
 	h.expect(t, FromClient, families[1].query(query(t, inZone)), notOurs)
 	h.forget(t, h.steer(t, FromClient, families[0], families[0].query(query(t, inZone))))

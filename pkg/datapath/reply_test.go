@@ -264,6 +264,8 @@ func TestRepliesToNobody(t *testing.T) {
 		"other ID":               func(q *steeredQuery) { q.Payload = put(q.Payload, 1, q.Payload[1]^1) },
 		"ID the other way round": func(q *steeredQuery) { q.Payload = put(q.Payload, 0, q.Payload[1], q.Payload[0]) },
 	}
+	newNamespace(t)
+	other := addInterface(t, "eth0")
 	h := newHarness(t)
 	eachPath(t, h, func(t *testing.T, program Program, f family) {
 		t.Helper()
@@ -294,7 +296,9 @@ func TestRepliesToNobody(t *testing.T) {
 		} {
 			t.Run(name, func(t *testing.T) { h.expect(t, FromBackend, frame, notOurs) })
 		}
-		h.expectIn(t, FromBackend, replyFrame(q, reply), ScopeHost, notOurs, skbContext(skbGSOSize, 20))
+		h.expectIn(t, FromBackend, replyFrame(q, reply), testScope, notOurs, skbContext(skbGSOSize, 20))
+		// Who has the endpoint's address, or says so, behind another interface.
+		h.expectIn(t, FromBackend, replyFrame(q, reply), testScope, notOurs, skbContext(skbIfindex, uint32(other)))
 		h.deliver(t, program, f, q, replyFrame(q, reply))
 
 		// A second copy finds nothing.
@@ -366,7 +370,7 @@ func TestLatencyBuckets(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		return counters[ScopeHost].LatencyMicrosecondsLog2
+		return counters[testScope].LatencyMicrosecondsLog2
 	}
 	// From where the time that the test itself takes can't reach the next bucket. 1.5 is the middle of a bucket.
 	for bits := 16; bits < 30; bits++ {
@@ -402,9 +406,7 @@ func TestReplyScope(t *testing.T) {
 	if err := h.ReplaceListeners([]Listener{{Address: kubeSwitch, Scope: ScopeKubeSwitch}}); err != nil {
 		t.Fatal(err)
 	}
-	if err := h.ReplaceAllowed([]netip.Prefix{netip.MustParsePrefix("172.19.1.0/24")}); err != nil {
-		t.Fatal(err)
-	}
+	h.replaceAllowed(t, netip.MustParsePrefix("172.19.1.0/24"))
 	f := families[0]
 	f.client, f.listener = netip.MustParseAddrPort("172.19.1.100:33333"), kubeSwitch
 	q := h.steerIn(t, FromClient, f, f.query(query(t, inZone)), ScopeKubeSwitch, loIfindex)

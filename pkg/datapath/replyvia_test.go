@@ -104,7 +104,7 @@ func TestReplyViaInFlight(t *testing.T) {
 	h := newHarness(t)
 	f := families[0]
 	h.replaceReplyVia(t, map[uint32]uint32{loIfindex: 77})
-	as := steering{scope: ScopeHost, reason: "steered", ifindex: loIfindex, replies: 77}
+	as := steering{scope: testScope, reason: "steered", ifindex: loIfindex, replies: 77}
 	q := h.steerAs(t, FromClient, f, f.query(query(t, inZone)), as)
 	h.replaceReplyVia(t, nil)
 	var flow dnsbpfDnsFlow

@@ -45,9 +45,9 @@ func (h *harness) fill(tb testing.TB, f family, inFlight map[uint32]steeredQuery
 			slot, flow := h.newestFlow(tb, inFlight)
 			inFlight[slot] = steeredQuery{slot: slot, flow: flow}
 		}
-		want := map[string]uint64{"host:passed_no_flow_slot": 1}
+		want := map[string]uint64{"kubeswitch:passed_no_flow_slot": 1}
 		if verdict == "redirect" {
-			want = map[string]uint64{"host:steered": 1}
+			want = map[string]uint64{"kubeswitch:steered": 1}
 		}
 		if got := h.countedSince(tb); !maps.Equal(got, want) || verdict == "redirect" && len(inFlight) != before+1 {
 			tb.Fatalf("verdict %s, counted %v, %d slots taken, before %d", verdict, got, len(inFlight), before)
@@ -189,8 +189,8 @@ func TestRacingReplies(t *testing.T) {
 		}
 	})
 	counted := h.countedSince(t)
-	delete(counted, "host:latency")
-	if want := map[string]uint64{"host:replied": rounds}; !maps.Equal(counted, want) {
+	delete(counted, "kubeswitch:latency")
+	if want := map[string]uint64{"kubeswitch:replied": rounds}; !maps.Equal(counted, want) {
 		t.Errorf("counted %v, want %v", counted, want)
 	}
 	h.wantInFlight(t, 0)
@@ -224,7 +224,7 @@ func TestRacingClaims(t *testing.T) {
 			t.Fatal(err)
 		}
 		counted := h.countedSince(t)
-		if counted["host:steered"] != slots || len(counted) != 2 || counted["host:passed_no_flow_slot"] == 0 {
+		if counted["kubeswitch:steered"] != slots || len(counted) != 2 || counted["kubeswitch:passed_no_flow_slot"] == 0 {
 			t.Fatalf("counted %v for %d slots", counted, slots)
 		}
 	})
@@ -302,12 +302,12 @@ func TestRacingQueries(t *testing.T) {
 		}
 	}
 	h.wantInFlight(t, 0)
-	want := map[string]uint64{"host:steered": uint64(steered.Load()), "host:replied": uint64(steered.Load())}
+	want := map[string]uint64{"kubeswitch:steered": uint64(steered.Load()), "kubeswitch:replied": uint64(steered.Load())}
 	if crowded.Load() > 0 {
-		want["host:passed_no_flow_slot"] = uint64(crowded.Load())
+		want["kubeswitch:passed_no_flow_slot"] = uint64(crowded.Load())
 	}
 	counted := h.countedSince(t)
-	delete(counted, "host:latency")
+	delete(counted, "kubeswitch:latency")
 	if !maps.Equal(counted, want) || steered.Load() == 0 {
 		t.Errorf("counted %v, want %v", counted, want)
 	}

@@ -19,7 +19,7 @@ func (h *harness) steered(tb testing.TB, program Program, frame []byte) (steered
 	verdict, out := h.run(tb, program, frame, nil)
 	delta := h.countedSince(tb)
 	switch {
-	case len(delta) > 1 || verdict != "pass" && delta["host:steered"] != 1 || verdict == "pass" && delta["host:steered"] != 0:
+	case len(delta) > 1 || verdict != "pass" && delta["kubeswitch:steered"] != 1 || verdict == "pass" && delta["kubeswitch:steered"] != 0:
 		tb.Fatalf("%s: verdict %s, counted %v\n%s", program, verdict, delta, pktgen.Dump(frame))
 	case verdict == "pass" && !bytes.Equal(out, frame):
 		tb.Fatalf("%s: passed, but changed\nin: %s\nout: %s", program, pktgen.Dump(frame), pktgen.Dump(out))
@@ -155,7 +155,7 @@ func FuzzQuery(f *testing.F) {
 		}
 		counted := h.countedSince(t)
 		for reason, count := range counted {
-			if len(counted) != 1 || count != 1 || want != (outcome{reason == "host:steered", reason == "host:passed_external"}) {
+			if len(counted) != 1 || count != 1 || want != (outcome{reason == "kubeswitch:steered", reason == "kubeswitch:passed_external"}) {
 				t.Errorf("%s: counted %v; reference: %+v\n%s", name, counted, want, pktgen.Dump(frame))
 			}
 		}

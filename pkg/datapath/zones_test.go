@@ -332,7 +332,7 @@ func TestEvenChoice(t *testing.T) {
 		if chiSquare > bound {
 			t.Errorf("%s: chi-square %.2f of %v is above %d", f.name, chiSquare, counts, bound)
 		}
-		if delta := h.countedSince(t); delta["host:steered"] != runs {
+		if delta := h.countedSince(t); delta["kubeswitch:steered"] != runs {
 			t.Errorf("counted %v, want %d steered", delta, runs)
 		}
 	}

@@ -196,7 +196,7 @@ func (s *Server) bind(ctx context.Context, addr netip.AddrPort) error {
 }
 
 func listenBoth(ctx context.Context, addr netip.AddrPort) (Sockets, error) {
-	var lc net.ListenConfig
+	lc := net.ListenConfig{Control: localOnly(addr)}
 	pc, err := lc.ListenPacket(ctx, "udp", addr.String())
 	if err != nil {
 		return Sockets{}, listenError("udp", addr, err)

@@ -82,12 +82,32 @@ func prefixesOf(device netlink.Link) ([]netip.Prefix, error) {
 	}
 	prefixes := make([]netip.Prefix, 0, len(addresses))
 	for _, address := range addresses {
-		if own, ok := netip.AddrFromSlice(address.IP); ok {
-			bits, _ := address.Mask.Size()
-			prefixes = append(prefixes, netip.PrefixFrom(own.Unmap(), bits))
+		if prefix, ok := prefixOf(address); ok {
+			prefixes = append(prefixes, prefix)
 		}
 	}
 	return prefixes, nil
+}
+
+func prefixOf(address netlink.Addr) (prefix netip.Prefix, ok bool) {
+	own, ok := netip.AddrFromSlice(address.IP)
+	bits, _ := address.Mask.Size()
+	return netip.PrefixFrom(own.Unmap(), bits), ok
+}
+
+// Addresses returns the addresses of all interfaces with the lengths of their subnets.
+func Addresses() ([]netip.Prefix, error) {
+	found, err := retryInterrupted(func() ([]netlink.Addr, error) { return netlink.AddrList(nil, netlink.FAMILY_ALL) })
+	if err != nil {
+		return nil, fmt.Errorf("list addresses: %w", err)
+	}
+	addresses := make([]netip.Prefix, 0, len(found))
+	for _, address := range found {
+		if prefix, ok := prefixOf(address); ok {
+			addresses = append(addresses, prefix)
+		}
+	}
+	return addresses, nil
 }
 
 // MatchInterfaces returns the interfaces, other than lo, whose names match one of the patterns (path.Match), by index.

@@ -107,6 +107,34 @@ func lookUpRoute(address netip.Addr) (found foundRoute, err error) {
 	return found, err
 }
 
+// Network is a network that is behind an interface, without a router between.
+type Network struct {
+	Ifindex int
+	Prefix  netip.Prefix
+}
+
+// Networks returns them by the main routing table: those that interfaces have addresses in, and single hosts behind one,
+// such as the pods of a network without a bridge.
+func Networks() (networks []Network, err error) {
+	filter := &netlink.Route{Table: unix.RT_TABLE_MAIN, Type: unix.RTN_UNICAST}
+	routes, err := retryInterrupted(func() ([]netlink.Route, error) {
+		return netlink.RouteListFiltered(netlink.FAMILY_ALL, filter, netlink.RT_FILTER_TABLE|netlink.RT_FILTER_TYPE)
+	})
+	if err != nil {
+		return nil, fmt.Errorf("list routes: %w", err)
+	}
+	for _, route := range routes {
+		if route.Dst == nil || route.Gw != nil || route.Via != nil || route.LinkIndex == 0 {
+			continue
+		}
+		bits, _ := route.Dst.Mask.Size()
+		if address, ok := netip.AddrFromSlice(route.Dst.IP); ok && bits > 0 {
+			networks = append(networks, Network{route.LinkIndex, netip.PrefixFrom(address.Unmap(), bits).Masked()})
+		}
+	}
+	return networks, nil
+}
+
 // retryInterrupted repeats a dump that the kernel says may be inconsistent, since something changed while it ran.
 func retryInterrupted[T any](dump func() (T, error)) (result T, err error) {
 	const attempts = 5

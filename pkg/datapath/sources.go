@@ -6,34 +6,54 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 
 	"github.com/cilium/ebpf"
 )
 
-// prefixKey is the key of a prefix in dns_allowed.
-func prefixKey(prefix netip.Prefix) dnsbpfDnsPrefix {
-	prefix = prefix.Masked()
-	bits := uint32(prefix.Bits())
-	if prefix.Addr().Is4() {
-		bits += 96
-	}
-	return dnsbpfDnsPrefix{Length: bits, Addr: prefix.Addr().As16()}
+// AnyInterface stands for the index of each interface: DNS_ANY_INTERFACE.
+const AnyInterface = 0xffffffff
+
+// Source is where queries come from. Of two that an address is in, the one with the longer prefix counts.
+type Source struct {
+	Prefix netip.Prefix
+	// Ifindex is the interface that packets from there come in on, or AnyInterface; 0 is for addresses that nobody else
+	// may have.
+	Ifindex uint32
+	// Allowed sources may ask at the KubeSwitch address.
+	Allowed bool
 }
 
-// ReplaceAllowed makes the given prefixes the ones that the guard lets ask. New ones are added before old ones go.
-func (d *Datapath) ReplaceAllowed(prefixes []netip.Prefix) error {
+func (s Source) entry() (key dnsbpfDnsPrefix, value dnsbpfDnsSource) {
+	prefix := s.Prefix.Masked()
+	key = dnsbpfDnsPrefix{Length: uint32(prefix.Bits()), Addr: prefix.Addr().As16()}
+	if prefix.Addr().Is4() {
+		key.Length += 96
+	}
+	value.Ifindex = s.Ifindex
+	if s.Allowed {
+		value.Allowed = 1
+	}
+	return key, value
+}
+
+// ReplaceSources makes the given sources the known ones, each prefix once. From others nobody may ask at the KubeSwitch
+// address, and everybody at those that pods ask. New ones are added before old ones go, narrow ones before wide ones.
+func (d *Datapath) ReplaceSources(sources []Source) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 
-	keep := make(map[dnsbpfDnsPrefix]bool, len(prefixes))
-	for _, prefix := range prefixes {
-		key := prefixKey(prefix)
+	sources = slices.Clone(sources)
+	slices.SortFunc(sources, func(a, b Source) int { return b.Prefix.Bits() - a.Prefix.Bits() })
+	keep := make(map[dnsbpfDnsPrefix]bool, len(sources))
+	for _, source := range sources {
+		key, value := source.entry()
 		keep[key] = true
-		if err := d.objects.DnsAllowed.Put(key, uint32(1)); err != nil {
-			return fmt.Errorf("write %s to map dns_allowed: %w", prefix, err)
+		if err := d.objects.DnsSources.Put(key, value); err != nil {
+			return fmt.Errorf("write %s to map dns_sources: %w", source.Prefix, err)
 		}
 	}
-	return deleteUnless(d.objects.DnsAllowed, func(key dnsbpfDnsPrefix) bool { return keep[key] })
+	return deleteUnless(d.objects.DnsSources, func(key dnsbpfDnsPrefix) bool { return keep[key] })
 }
 
 // AddReplyVia says for which interfaces replies leave through another one, by index: for a bridge's port the bridge.
