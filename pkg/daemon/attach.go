@@ -106,7 +106,7 @@ func (d *Daemon) openForwarder(ctx context.Context) error {
 		return err
 	}
 	if err = d.avoidTaken(ctx, addresses); err == nil {
-		d.forwarder, err = forwarder.New(forwarder.Options{Listen: d.listen, Logger: d.log.Named("forwarder")})
+		d.forwarder, err = forwarder.New(forwarder.Options{Listen: d.listen, MaxSockets: socketLimit(), Logger: d.log.Named("forwarder")})
 	}
 	if err != nil {
 		return errors.Join(err, closeAll(sockets))

@@ -4,9 +4,11 @@ package daemon
 
 import (
 	"context"
+	"math"
 	"net/netip"
 
 	"go.uber.org/zap"
+	"golang.org/x/sys/unix"
 
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/config"
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/discovery"
@@ -78,4 +80,14 @@ func (r *routing) stop() {
 	if r.stopSource != nil {
 		r.stopSource()
 	}
+}
+
+// socketLimit is what the limit of open files leaves to the forwarder: the rest is for maps, links and the control socket.
+func socketLimit() int {
+	const others = 512
+	var limit unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit); err != nil || limit.Cur > math.MaxInt32 {
+		return 0
+	}
+	return max(int(limit.Cur)-others, int(limit.Cur)/2)
 }

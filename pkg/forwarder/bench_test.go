@@ -53,6 +53,6 @@ func BenchmarkRefuse(b *testing.B) {
 	from := s.Addrs()[0]
 	b.ReportAllocs()
 	for b.Loop() {
-		s.handle(b.Context(), raw, from, false)
+		s.handle(b.Context(), &clientQuery{raw: raw, from: from})
 	}
 }

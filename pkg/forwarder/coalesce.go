@@ -21,9 +21,11 @@ type flightKey struct {
 
 // flight is a query that is with servers.
 type flight struct {
-	landed chan struct{} // closed when the rest is there
-	res    *response
-	err    error
+	waiting int           // who wants the answer; guarded by flights.mu
+	gone    chan struct{} // closed when nobody does
+	landed  chan struct{} // closed when the rest is there
+	res     *response
+	err     error
 }
 
 // coalesce returns ask for queries of which equal ones are asked once. Equal is
@@ -32,22 +34,27 @@ type flight struct {
 // that asks again, since it has no answer yet, joins its own first query.
 func (s *Server) coalesce(ask func(context.Context, *request) (*response, error)) func(context.Context, *request) (*response, error) {
 	return func(ctx context.Context, q *request) (*response, error) {
-		if !q.shareable {
-			return ask(ctx, q)
+		var key flightKey
+		if q.shareable {
+			key = q.key()
 		}
-		key := q.key()
 		f, first := s.flights.join(key)
 		if first {
-			f.res, f.err = ask(ctx, q)
-			s.flights.land(key, f)
-			return f.res, f.err
+			together := *q
+			together.gone = f.gone
+			s.wg.Go(func() {
+				f.res, f.err = ask(ctx, &together)
+				s.flights.land(key, f)
+			})
+		} else {
+			s.counters.coalesced.Add(1)
 		}
-		s.counters.coalesced.Add(1)
 		select {
 		case <-f.landed:
 			return f.res, f.err
-		case <-ctx.Done():
-			return nil, ctx.Err()
+		case <-q.gone:
+			s.flights.leave(key, f)
+			return nil, errEvicted
 		}
 	}
 }
@@ -61,24 +68,45 @@ func (q *request) key() flightKey {
 }
 
 // join returns the flight of a key, and whether the caller is the first in it
-// and has to make it land.
+// and has to make it land. The zero key is nobody else's.
 func (f *flights) join(key flightKey) (_ *flight, first bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if out := f.m[key]; out != nil {
+		out.waiting++
 		return out, false
 	}
-	out := &flight{landed: make(chan struct{})}
-	if f.m == nil {
-		f.m = make(map[flightKey]*flight)
+	out := &flight{waiting: 1, gone: make(chan struct{}), landed: make(chan struct{})}
+	if key != (flightKey{}) {
+		if f.m == nil {
+			f.m = make(map[flightKey]*flight)
+		}
+		f.m[key] = out
 	}
-	f.m[key] = out
 	return out, true
+}
+
+// leave is called by one who does not wait any more. After the last one the
+// next that asks the same is the first again.
+func (f *flights) leave(key flightKey, out *flight) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if out.waiting--; out.waiting == 0 {
+		f.forget(key, out)
+		close(out.gone)
+	}
 }
 
 func (f *flights) land(key flightKey, out *flight) {
 	f.mu.Lock()
-	delete(f.m, key)
+	f.forget(key, out)
 	f.mu.Unlock()
 	close(out.landed)
+}
+
+// forget is called with mu held.
+func (f *flights) forget(key flightKey, out *flight) {
+	if f.m[key] == out {
+		delete(f.m, key)
+	}
 }

@@ -3,6 +3,7 @@ package forwarder
 import (
 	"encoding/binary"
 	"errors"
+	"fmt"
 
 	"github.com/miekg/dns"
 )
@@ -66,6 +67,12 @@ func failLoop() failure {
 // next server at once, and none remembers a SERVFAIL for the name.
 func failOverload() failure {
 	return failure{dns.RcodeRefused, dns.ExtendedErrorCodeOther, "too many queries in flight"}
+}
+
+// failTooLong is for what no query is as long as. One with a signature may be:
+// its key is not ours to judge by.
+func failTooLong(octets int) failure {
+	return failure{dns.RcodeRefused, dns.ExtendedErrorCodeOther, fmt.Sprintf("a query of %d octets is too long", octets)}
 }
 
 // failTransfer is REFUSED, not NOTIMP: a transfer is many messages and is

@@ -13,6 +13,9 @@ import (
 	"go.uber.org/zap"
 )
 
+// errEvicted is for a query that had to make room for another source's.
+var errEvicted = errors.New("too many queries in flight")
+
 // errBadReply is a reply to our question that can't be read to its end.
 var errBadReply = errors.New("malformed reply")
 
@@ -21,6 +24,7 @@ type request struct {
 	*outgoing
 	servers *group
 	pace    *pace
+	gone    <-chan struct{} // closed when nobody waits for the answer any more
 }
 
 // response is an accepted reply of a server. It is not changed any more, and
@@ -152,6 +156,8 @@ func (r *race) run(ctx context.Context) (*response, error) {
 		case got := <-r.results:
 			r.take(got)
 		case <-r.timer.C:
+		case <-r.gone:
+			return nil, errEvicted
 		case <-ctx.Done():
 			return r.end()
 		}
@@ -239,6 +245,7 @@ func (r *race) next(ctx context.Context) {
 	if i > 0 {
 		r.s.counters.retries.Add(1)
 	}
+	needed := r.pending == 0
 	r.started++
 	r.pending++
 	r.tries.Add(1)
@@ -246,7 +253,7 @@ func (r *race) next(ctx context.Context) {
 	u := c.upstream
 	r.s.wg.Go(func() {
 		defer r.done()
-		r.try(ctx, i, u)
+		r.try(ctx, i, u, needed)
 	})
 }
 
@@ -292,7 +299,7 @@ const maxSpares = 256
 // tells a slow server from a dead one.
 func (r *race) leave() {
 	r.over.Store(true)
-	if !r.tcp && r.tries.Load() > 1 && r.s.spares.Load() < maxSpares {
+	if !r.tcp && r.tries.Load() > 1 && r.s.spares.Load() < maxSpares && r.s.sockets.Load() <= r.s.spareSockets {
 		r.s.spares.Add(1)
 		r.spare = context.AfterFunc(r.s.spareCtx, r.cancel)
 	} else {
@@ -331,9 +338,9 @@ func (e *exchangeError) Unwrap() []error { return e.errs }
 
 // try asks one server, and again without EDNS if it does not know that
 // (RFC 6891 section 7), and by TCP what it has cut.
-func (r *race) try(ctx context.Context, i int, u *upstream) {
+func (r *race) try(ctx context.Context, i int, u *upstream, needed bool) {
 	u.queries.Add(1)
-	res, err := r.ask(ctx, i, u)
+	res, err := r.ask(ctx, i, u, needed)
 	if err != nil {
 		if ce := r.s.log.Check(zap.DebugLevel, "upstream failed"); ce != nil {
 			ce.Write(zap.Stringer("upstream", u.addr), zap.String("qname", r.question.text()), zap.String("reason", err.Error()))
@@ -346,17 +353,17 @@ func (r *race) try(ctx context.Context, i int, u *upstream) {
 // asked for again by TCP; if that fails it is better than none. That of a
 // cluster's server is what the client would have got directly, and the size
 // asked for is the client's, so it is handed on.
-func (r *race) ask(ctx context.Context, i int, u *upstream) (*response, error) {
+func (r *race) ask(ctx context.Context, i int, u *upstream, needed bool) (*response, error) {
 	out := r.outgoing
 	if out.tcp {
 		// That a server has no TCP says nothing of its health.
-		return r.s.askTCP(ctx, u, out, r.pace.whole)
+		return r.s.askTCP(ctx, u, out, r.pace.whole, needed)
 	}
-	res, err := r.askUDP(ctx, u, out)
+	res, err := r.askUDP(ctx, u, out, needed)
 	if err == nil && !res.recs.hasOPT && out.withoutOPT != nil {
 		switch headerRcode(res.msg) {
 		case dns.RcodeFormatError, dns.RcodeNotImplemented:
-			if plain, err := r.askUDP(ctx, u, out.withoutOPT); err == nil {
+			if plain, err := r.askUDP(ctx, u, out.withoutOPT, needed); err == nil {
 				res, out = plain, out.withoutOPT
 			}
 		}
@@ -366,7 +373,7 @@ func (r *race) ask(ctx context.Context, i int, u *upstream) (*response, error) {
 	}
 	r.s.counters.tcpFallbacks.Add(1)
 	r.results <- result{server: i, res: res, more: true}
-	whole, err := r.s.askTCP(ctx, u, out, r.pace.tcp)
+	whole, err := r.s.askTCP(ctx, u, out, r.pace.tcp, needed)
 	if err != nil {
 		return nil, nil
 	}
@@ -375,9 +382,9 @@ func (r *race) ask(ctx context.Context, i int, u *upstream) (*response, error) {
 
 // askUDP asks one server and waits until it has answered, or nobody waits any
 // more. It keeps the server's health up to date.
-func (r *race) askUDP(ctx context.Context, u *upstream, out *outgoing) (*response, error) {
+func (r *race) askUDP(ctx context.Context, u *upstream, out *outgoing, needed bool) (*response, error) {
 	sent := time.Now()
-	res, err := r.converse(ctx, u, out, sent)
+	res, err := r.converse(ctx, u, out, sent, needed)
 	switch {
 	case err == nil || errors.Is(err, errBadReply):
 		if u.answered() {
@@ -398,7 +405,7 @@ func (s *Server) strike(u *upstream, sent time.Time, reason error) {
 
 // isOurFault reports whether err says that this host has run out of something.
 func isOurFault(err error) bool {
-	for _, ours := range []error{syscall.EMFILE, syscall.ENFILE, syscall.ENOBUFS, syscall.ENOMEM, syscall.EADDRNOTAVAIL} {
+	for _, ours := range []error{errNoSocket, syscall.EMFILE, syscall.ENFILE, syscall.ENOBUFS, syscall.ENOMEM, syscall.EADDRNOTAVAIL} {
 		if errors.Is(err, ours) {
 			return true
 		}

@@ -50,7 +50,7 @@ func FuzzHandle(f *testing.F) {
 			return
 		}
 		before := bytes.Clone(raw)
-		reply := s.handle(context.Background(), raw, from, tcp)
+		reply := s.handle(context.Background(), &clientQuery{raw: raw, from: from, tcp: tcp})
 		if !bytes.Equal(raw, before) {
 			t.Error("the query was changed")
 		}

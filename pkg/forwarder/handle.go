@@ -2,6 +2,7 @@ package forwarder
 
 import (
 	"context"
+	"errors"
 	"net/netip"
 
 	"github.com/miekg/dns"
@@ -13,6 +14,7 @@ type clientQuery struct {
 	raw      []byte
 	from     netip.AddrPort
 	tcp      bool
+	gone     <-chan struct{} // closed when the query has to make room for another source's
 	question question
 	recs     records
 
@@ -34,10 +36,9 @@ func (c *clientQuery) sizeLimit() int {
 	}
 }
 
-// handle answers one message. Nil means no answer. raw is neither kept nor
+// handle answers one message. Nil means no answer. c.raw is neither kept nor
 // changed.
-func (s *Server) handle(ctx context.Context, raw []byte, from netip.AddrPort, tcp bool) []byte {
-	c := &clientQuery{raw: raw, from: from, tcp: tcp}
+func (s *Server) handle(ctx context.Context, c *clientQuery) []byte {
 	reply, ok := s.accept(c)
 	if !ok {
 		s.counters.malformed.Add(1)
@@ -81,6 +82,9 @@ func (s *Server) resolve(ctx context.Context, c *clientQuery) ([]byte, failure) 
 	var err error
 	c.recs, err = scanRecords(c.raw, c.question.end)
 
+	if len(c.raw) > bufferSize && !c.recs.signed {
+		return s.refuse(c.raw, failTooLong(len(c.raw))), failure{}
+	}
 	if inZone {
 		// A cluster zone's server judges the rest of the message itself,
 		// readable or not: the kernel path would ask it the same.
@@ -123,12 +127,16 @@ func (s *Server) resolve(ctx context.Context, c *clientQuery) ([]byte, failure) 
 	}
 
 	out := newOutgoing(c, hash)
-	res, err := s.ask(ctx, &request{outgoing: out, servers: servers, pace: &table.pace})
-	if now := s.routes.Load(); err != nil && inZone && now != table {
+	res, err := s.ask(ctx, &request{outgoing: out, servers: servers, pace: &table.pace, gone: c.gone})
+	if now := s.routes.Load(); err != nil && inZone && now != table && !errors.Is(err, errEvicted) {
 		// Its servers may have gone meanwhile, and others come.
 		if others, ok := now.lookup(c.question.name()); ok && others.hasMoreThan(servers) {
-			res, err = s.ask(ctx, &request{outgoing: out, servers: others, pace: &now.pace})
+			res, err = s.ask(ctx, &request{outgoing: out, servers: others, pace: &now.pace, gone: c.gone})
 		}
+	}
+	if errors.Is(err, errEvicted) {
+		s.counters.refused.Add(1)
+		return failureReply(c, failOverload()), failure{}
 	}
 	if err != nil {
 		return nil, failExchange(c.zone, err)
@@ -149,8 +157,8 @@ func (s *Server) fail(c *clientQuery, f failure) []byte {
 	return failureReply(c, f)
 }
 
-// overload answers a query that is over the limit, without asking anybody.
-func (s *Server) overload(raw []byte) []byte {
+// refuse answers a query with f, without asking anybody.
+func (s *Server) refuse(raw []byte, f failure) []byte {
 	s.counters.refused.Add(1)
 	c := &clientQuery{raw: raw}
 	reply, ok := s.accept(c)
@@ -162,5 +170,5 @@ func (s *Server) overload(raw []byte) []byte {
 	}
 	// An unreadable rest means no OPT record, which is answered by none.
 	c.recs, _ = scanRecords(raw, c.question.end)
-	return failureReply(c, failOverload())
+	return failureReply(c, f)
 }

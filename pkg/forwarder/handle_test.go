@@ -159,7 +159,7 @@ func TestEveryPrefix(t *testing.T) {
 	m.IsEdns0().Option = []dns.EDNS0{&dns.EDNS0_COOKIE{Code: dns.EDNS0COOKIE, Cookie: "0102030405060708"}}
 	raw := pack(t, m)
 	for n := range raw {
-		reply := s.handle(t.Context(), raw[:n], s.Addrs()[0], false)
+		reply := s.handle(t.Context(), &clientQuery{raw: raw[:n], from: s.Addrs()[0]})
 		switch {
 		case n < headerLen && reply != nil:
 			t.Errorf("%d octets are answered", n)
@@ -170,7 +170,7 @@ func TestEveryPrefix(t *testing.T) {
 	if p.udp.Load() != 0 {
 		t.Error("a broken query was sent on")
 	}
-	wantText(t, unpack(t, s.handle(t.Context(), append(raw, "behind"...), s.Addrs()[0], false)), "asked")
+	wantText(t, unpack(t, s.handle(t.Context(), &clientQuery{raw: append(raw, "behind"...), from: s.Addrs()[0]})), "asked")
 }
 
 // TestClusterOddities: the zone's server judges what the question is followed

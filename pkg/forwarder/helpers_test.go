@@ -226,7 +226,17 @@ type client struct {
 
 func dial(t testing.TB, s *Server, network string) *client {
 	t.Helper()
-	conn, err := net.Dial(network, s.Addrs()[0].String())
+	return dialFrom(t, s, network, "127.0.0.1")
+}
+
+// dialFrom does so from an address of 127.0.0.0/8.
+func dialFrom(t testing.TB, s *Server, network, from string) *client {
+	t.Helper()
+	var local net.Addr = &net.UDPAddr{IP: net.ParseIP(from)}
+	if network == "tcp" {
+		local = &net.TCPAddr{IP: net.ParseIP(from)}
+	}
+	conn, err := (&net.Dialer{LocalAddr: local}).Dial(network, s.Addrs()[0].String())
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -5,6 +5,7 @@ import (
 	"crypto/rand"
 	"errors"
 	"fmt"
+	"math"
 	"net"
 	"net/netip"
 	"slices"
@@ -24,6 +25,9 @@ const (
 	DefaultMaxConns = 512
 )
 
+// maxOctets bounds what long messages of TCP clients take at a time, in octets.
+const maxOctets = 8 << 20
+
 // drainWindow is how long sockets are served on after Shutdown: queries and
 // connections that the kernel has queued already are answered, and those of
 // programs that have read a resolver configuration with our address just before
@@ -38,13 +42,17 @@ type Options struct {
 	// is asked by nobody.
 	Listen []netip.AddrPort
 
-	// MaxInFlight bounds the queries being answered at a time. Those beyond
-	// are answered REFUSED at once. 0 means DefaultMaxInFlight.
+	// MaxInFlight bounds the queries being answered at a time, MaxConns the open
+	// TCP connections of clients. A quarter is kept for this host. At the bound
+	// the source that has most gives up its oldest query, which is answered
+	// REFUSED, or the connection that was idle longest. 0 means
+	// DefaultMaxInFlight and DefaultMaxConns.
 	MaxInFlight int
+	MaxConns    int
 
-	// MaxConns bounds the open TCP connections of clients. Those beyond are
-	// closed at once. 0 means DefaultMaxConns.
-	MaxConns int
+	// MaxSockets bounds the sockets for both, those to the servers included; it
+	// lowers the two bounds where they would not fit. 0 means no such bound.
+	MaxSockets int
 
 	// Logger gets a line per query at debug level only. Nil logs nothing.
 	Logger *zap.Logger
@@ -53,16 +61,21 @@ type Options struct {
 // Server is a DNS server that forwards. Its methods are safe for concurrent
 // use.
 type Server struct {
-	opts       Options
-	log        *zap.Logger
-	policy     healthPolicy
-	loops      *loopGuard
-	lastLoop   atomic.Pointer[Loop]
-	loopWarned atomic.Int64 // when the log told of a loop, in nanoseconds since 1970
-	probeID    string
-	counters   counters
-	inFlight   atomic.Int64
-	spares     atomic.Int64 // races that are over, of which a try still runs
+	opts         Options
+	log          *zap.Logger
+	policy       healthPolicy
+	loops        *loopGuard
+	lastLoop     atomic.Pointer[Loop]
+	loopWarned   atomic.Int64 // when the log told of a loop, in nanoseconds since 1970
+	probeID      string
+	counters     counters
+	sockets      atomic.Int64 // to servers
+	spareSockets int64        // of these, how many there may be before those are refused that a query can do without
+	spares       atomic.Int64 // races that are over, of which a try still runs
+
+	inFlight   *fair // queries
+	connPlaces *fair // TCP connections of clients
+	octets     *fair // of messages that are longer than a buffer
 
 	ask     func(context.Context, *request) (*response, error) // the chain behind the routing: see New
 	flights flights
@@ -107,22 +120,33 @@ func New(opts Options) (*Server, error) {
 		}
 		opts.Listen[i] = addr
 	}
-	if opts.MaxInFlight < 0 || opts.MaxConns < 0 {
+	if opts.MaxInFlight < 0 || opts.MaxConns < 0 || opts.MaxSockets < 0 {
 		return nil, errors.New("forwarder: negative limit")
 	}
 	setDefault(&opts.MaxInFlight, DefaultMaxInFlight)
 	setDefault(&opts.MaxConns, DefaultMaxConns)
+	spareSockets := int64(math.MaxInt64)
+	if opts.MaxSockets > 0 {
+		// A query has one socket in any case; the rest is for asking the next server as well.
+		opts.MaxConns = min(opts.MaxConns, max(hostShare, opts.MaxSockets/8))
+		opts.MaxInFlight = min(opts.MaxInFlight, max(hostShare, opts.MaxSockets/2))
+		spareSockets = int64(max(0, opts.MaxSockets-opts.MaxConns-opts.MaxInFlight))
+	}
 	setDefault(&opts.Logger, zap.NewNop())
 
 	s := &Server{
-		opts:    opts,
-		log:     opts.Logger,
-		policy:  defaultHealthPolicy,
-		probeID: rand.Text(),
-		drained: make(chan struct{}),
-		adopted: make(map[netip.AddrPort]Sockets),
-		conns:   make(map[*net.TCPConn]struct{}),
+		opts:         opts,
+		log:          opts.Logger,
+		policy:       defaultHealthPolicy,
+		probeID:      rand.Text(),
+		spareSockets: spareSockets,
+		drained:      make(chan struct{}),
+		adopted:      make(map[netip.AddrPort]Sockets),
+		conns:        make(map[*net.TCPConn]struct{}),
 	}
+	s.inFlight = newFair(opts.MaxInFlight, s.isLocal)
+	s.connPlaces = newFair(opts.MaxConns, s.isLocal)
+	s.octets = newFair(maxOctets, s.isLocal)
 	s.loops = newLoopGuard(s.isLocal)
 	// What answers a query that has its servers: a cache's place is in front.
 	s.ask = s.coalesce(s.exchange)
@@ -314,14 +338,3 @@ func (s *Server) watchDrained() {
 		}()
 	})
 }
-
-// acquire takes a slot for a query in flight, if there is one left.
-func (s *Server) acquire() bool {
-	if s.inFlight.Add(1) > int64(s.opts.MaxInFlight) {
-		s.inFlight.Add(-1)
-		return false
-	}
-	return true
-}
-
-func (s *Server) release() { s.inFlight.Add(-1) }

@@ -17,7 +17,7 @@ type Stats struct {
 	External uint64 // queries routed to the upstreams
 
 	Failures  uint64 // SERVFAIL made here
-	Refused   uint64 // over the limit of queries in flight
+	Refused   uint64 // over the limit of queries in flight, or too long
 	Malformed uint64 // no proper query: ignored, FORMERR or NOTIMP
 	Loops     uint64 // queries of our own that came back, also counted as Failures
 	LastLoop  *Loop  // the last of them, nil if there was none
@@ -26,8 +26,8 @@ type Stats struct {
 	Retries      uint64 // further servers, or further tries, for a query
 	TCPFallbacks uint64 // truncated replies that were asked for again by TCP
 
-	ConnsRefused uint64 // TCP connections over the limit
-	Forbidden    uint64 // packets and connections of clients outside SetPermitted
+	ConnsClosed uint64 // TCP connections that had to make room
+	Forbidden   uint64 // packets and connections of clients outside SetPermitted
 
 	InFlight int // gauge: queries being answered now
 	Conns    int // gauge: open TCP connections of clients
@@ -52,7 +52,7 @@ type counters struct {
 	coalesced         atomic.Uint64
 	retries           atomic.Uint64
 	tcpFallbacks      atomic.Uint64
-	connsRefused      atomic.Uint64
+	connsClosed       atomic.Uint64
 	forbidden         atomic.Uint64
 }
 
@@ -72,9 +72,9 @@ func (s *Server) Stats() Stats {
 		Coalesced:    c.coalesced.Load(),
 		Retries:      c.retries.Load(),
 		TCPFallbacks: c.tcpFallbacks.Load(),
-		ConnsRefused: c.connsRefused.Load(),
+		ConnsClosed:  c.connsClosed.Load(),
 		Forbidden:    c.forbidden.Load(),
-		InFlight:     int(s.inFlight.Load()),
+		InFlight:     s.inFlight.inUse(),
 	}
 	s.mu.Lock()
 	st.Conns = len(s.conns)

@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"encoding/binary"
 	"errors"
+	"io"
 	"net"
 	"net/netip"
 	"os"
@@ -46,19 +47,19 @@ func (s *Server) serveTCP(l *net.TCPListener) {
 	}
 }
 
-// takeTCP serves one connection in a goroutine of its own, if there may be one
-// more.
+// takeTCP serves one connection in a goroutine of its own.
 func (s *Server) takeTCP(conn *net.TCPConn) {
+	from := conn.RemoteAddr().(*net.TCPAddr).AddrPort()
+	place := s.connPlaces.take(from.Addr(), 1, func() {
+		s.counters.connsClosed.Add(1)
+		conn.Close()
+	})
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if len(s.conns) >= s.opts.MaxConns {
-		s.counters.connsRefused.Add(1)
-		conn.Close()
-		return
-	}
 	s.conns[conn] = struct{}{}
 	s.wg.Go(func() {
-		c := &clientConn{s: s, conn: conn, from: conn.RemoteAddr().(*net.TCPAddr).AddrPort()}
+		defer s.connPlaces.giveBack(place)
+		c := &clientConn{s: s, conn: conn, from: from, place: place}
 		c.serve()
 		s.mu.Lock()
 		delete(s.conns, conn)
@@ -74,6 +75,7 @@ type clientConn struct {
 	conn *net.TCPConn
 	from netip.AddrPort
 
+	place   *place
 	writeMu sync.Mutex
 	queries sync.WaitGroup
 }
@@ -89,39 +91,58 @@ func (c *clientConn) serve() {
 		if c.s.closing.Load() { // Shutdown's deadline may have been overwritten
 			_ = c.conn.SetReadDeadline(c.s.drainEnd)
 		}
-		buf := getBuffer()
-		query, err := readTCP(r, buf)
+		query, done, err := c.read(r)
 		if err != nil {
-			putBuffer(buf)
 			return
 		}
 		c.s.counters.tcp.Add(1)
+		c.s.connPlaces.renew(c.place)
 		pipeline <- struct{}{}
-		if !c.s.acquire() {
-			c.reply(c.s.overload(query))
-			putBuffer(buf)
-			<-pipeline
-			continue
-		}
+		gone := make(chan struct{})
+		place := c.s.inFlight.take(c.from.Addr(), 1, func() { close(gone) })
 		c.queries.Go(func() {
 			defer func() { <-pipeline }()
-			defer c.s.release()
-			defer putBuffer(buf)
-			c.reply(c.s.handle(c.s.queryCtx, query, c.from, true))
+			defer c.s.inFlight.giveBack(place)
+			defer done()
+			c.reply(c.s.handle(c.s.queryCtx, &clientQuery{raw: query, from: c.from, tcp: true, gone: gone}))
 		})
 	}
+}
+
+// read reads one message. It is kept until done is called.
+func (c *clientConn) read(r io.Reader) (msg []byte, done func(), err error) {
+	var prefix [2]byte
+	if _, err := io.ReadFull(r, prefix[:]); err != nil {
+		return nil, nil, err
+	}
+	n := int(binary.BigEndian.Uint16(prefix[:]))
+	if n <= bufferSize {
+		buf := getBuffer()
+		msg, done = (*buf)[:n], func() { putBuffer(buf) }
+	} else {
+		place := c.s.octets.take(c.from.Addr(), n, func() { c.conn.Close() })
+		msg, done = make([]byte, n), func() { c.s.octets.giveBack(place) }
+	}
+	if _, err := io.ReadFull(r, msg); err != nil {
+		done()
+		return nil, nil, err
+	}
+	return msg, done, nil
 }
 
 func (c *clientConn) reply(msg []byte) {
 	if msg == nil {
 		return
 	}
-	framed := make([]byte, 0, 2+len(msg))
-	framed = append(binary.BigEndian.AppendUint16(framed, uint16(len(msg))), msg...)
+	if len(msg) > bufferSize { // it waits for its turn, and for a client that may not read
+		place := c.s.octets.take(c.from.Addr(), len(msg), func() { c.conn.Close() })
+		defer c.s.octets.giveBack(place)
+	}
+	framed := net.Buffers{binary.BigEndian.AppendUint16(nil, uint16(len(msg))), msg}
 	c.writeMu.Lock()
 	defer c.writeMu.Unlock()
 	_ = c.conn.SetWriteDeadline(time.Now().Add(writeTimeout))
-	if _, err := c.conn.Write(framed); err != nil {
+	if _, err := framed.WriteTo(c.conn); err != nil {
 		// Half a reply may be out: the stream is of no use any more.
 		c.s.log.Debug("tcp reply failed", zap.Stringer("client", c.from), zap.Error(err))
 		c.conn.Close()

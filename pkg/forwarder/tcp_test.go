@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"strings"
+	"sync/atomic"
 	"testing"
 
 	"github.com/miekg/dns"
@@ -110,17 +112,165 @@ func TestTCPUpstreamFails(t *testing.T) {
 	wantText(t, dial(t, s, "tcp").askMsg(query("www.example.org.", false)), "second")
 }
 
-func TestConnsAreBounded(t *testing.T) {
-	s := start(t, external(newPeer(t, answerTXT("x"))), func(o *Options) { o.MaxConns = 1 })
-	c := dial(t, s, "tcp")
-	wantText(t, c.askMsg(query("www.example.org.", false)), "x")
-	dial(t, s, "tcp").wantClosed()
-	wantText(t, c.askMsg(query("www.example.org.", false)), "x")
-	c.conn.Close()
-	eventually(t, "the connection is gone", func() bool { return s.Stats().Conns == 0 })
+// neighbour has 127.0.0.1 count as this host, and the rest of 127.0.0.0/8 as others.
+func neighbour(s *Server) {
+	only := func(a netip.Addr) bool { return a == netip.MustParseAddr("127.0.0.1") }
+	s.inFlight.local, s.connPlaces.local, s.octets.local = only, only, only
+}
+
+// TestIdleConnsMakeRoom: one neighbour's idle connections close none but its own.
+func TestIdleConnsMakeRoom(t *testing.T) {
+	const limit = 8
+	s := startTuned(t, external(newPeer(t, answerTXT("x"))), neighbour, func(o *Options) { o.MaxConns = limit })
+	host := dial(t, s, "tcp")
+	wantText(t, host.askMsg(query("www.example.org.", false)), "x")
+	other := dialFrom(t, s, "tcp", "127.0.0.3")
+	wantText(t, other.askMsg(query("www.example.org.", false)), "x")
+	flood := make([]*client, 3*limit)
+	for i := range flood {
+		flood[i] = dialFrom(t, s, "tcp", "127.0.0.2")
+		wantText(t, flood[i].askMsg(query("www.example.org.", false)), "x")
+		if i == 0 {
+			continue
+		}
+		// The first one stays in use, so it is not the one that was idle longest.
+		wantText(t, flood[0].askMsg(query("www.example.org.", false)), "x")
+	}
+	flood[1].wantClosed()
+	wantText(t, host.askMsg(query("www.example.org.", false)), "x")
+	wantText(t, other.askMsg(query("www.example.org.", false)), "x")
+	for range limit / hostShare {
+		wantText(t, dial(t, s, "tcp").askMsg(query("www.example.org.", false)), "x")
+	}
+	wantText(t, other.askMsg(query("www.example.org.", false)), "x")
+	if st := s.Stats(); st.ConnsClosed == 0 || st.Conns > limit {
+		t.Errorf("%d connections open, %d closed", st.Conns, st.ConnsClosed)
+	}
+}
+
+// TestFloodOfQueriesMakesRoom: what a neighbour asks of a silent server crowds out none but its own.
+func TestFloodOfQueriesMakesRoom(t *testing.T) {
+	var asked atomic.Int64
+	release, end := make(chan struct{}), make(chan struct{})
+	defer close(end)
+	p := newPeer(t, func(q *peerQuery) {
+		asked.Add(1)
+		if strings.HasPrefix(q.msg().Question[0].Name, "flood") {
+			<-end
+		} else {
+			<-release
+		}
+		answerTXT("x")(q)
+	})
+	const limit = 16
+	s := startTuned(t, external(p), neighbour, func(o *Options) { o.MaxInFlight = limit })
+	host, other := dial(t, s, "udp"), dialFrom(t, s, "udp", "127.0.0.3")
+	host.send(pack(t, query("host.example.", false)))
+	other.send(pack(t, query("other.example.", false)))
+	eventually(t, "both are asked for", func() bool { return asked.Load() == 2 })
+	flood := dialFrom(t, s, "udp", "127.0.0.2")
+	const n = 4 * limit
+	for i := range n {
+		flood.send(pack(t, query(fmt.Sprintf("flood%d.example.", i), true)))
+	}
+	refused := unpack(t, flood.receive())
+	wantRcode(t, refused, dns.RcodeRefused)
+	if e := ede(t, refused); e.ExtraText != "k2s-dnsbpf: too many queries in flight" {
+		t.Errorf("EDE %v", e)
+	}
+	eventually(t, "the flood is within its part", func() bool { return s.Stats().Refused == n-(limit-limit/hostShare-1) })
+	close(release)
+	wantText(t, unpack(t, host.receive()), "x")
+	wantText(t, unpack(t, other.receive()), "x")
+}
+
+// TestEvictedLeavesOthers: who shares a question with one that had to make room gets the answer.
+func TestEvictedLeavesOthers(t *testing.T) {
+	hold, asked := make(chan struct{}), make(chan struct{}, 8)
+	p := newPeer(t, func(q *peerQuery) { asked <- struct{}{}; <-hold; answerTXT("x")(q) })
+	s := startTuned(t, external(p), neighbour)
+	greedy, host := dialFrom(t, s, "udp", "127.0.0.2"), dial(t, s, "udp")
+	m := query("www.example.org.", false)
+	greedy.send(pack(t, m))
+	<-asked
+	host.send(pack(t, m))
+	eventually(t, "both wait", func() bool { return s.Stats().Coalesced == 1 })
+	s.inFlight.mu.Lock()
+	place := s.inFlight.ranking[0].held.Front().Value.(*place)
+	s.inFlight.remove(place)
+	s.inFlight.mu.Unlock()
+	place.evict()
+	wantRcode(t, unpack(t, greedy.receive()), dns.RcodeRefused)
+	close(hold)
+	wantText(t, unpack(t, host.receive()), "x")
+	if p.udp.Load() != 1 {
+		t.Errorf("asked %d times", p.udp.Load())
+	}
+}
+
+// TestLongMessages: a query that is too long is refused, however many come; one with a signature is not.
+func TestLongMessages(t *testing.T) {
+	s := start(t, external(newPeer(t, answerTXT("x"))))
+	long := query("www.example.org.", true)
+	long.IsEdns0().Option = []dns.EDNS0{&dns.EDNS0_PADDING{Padding: make([]byte, 60000)}}
+	for _, network := range []string{"tcp", "udp"} {
+		r := dial(t, s, network).askMsg(long)
+		wantRcode(t, r, dns.RcodeRefused)
+		if network == "tcp" {
+			if e := ede(t, r); !strings.Contains(e.ExtraText, "too long") {
+				t.Errorf("EDE %v", e)
+			}
+		}
+	}
+	signed := long.Copy()
+	signed.SetTsig("key.", dns.HmacSHA256, 300, 0)
+	raw, _, err := dns.TsigGenerate(signed, "c2VjcmV0", "", false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if r := unpack(t, dial(t, s, "tcp").ask(raw)); text(r) != "x" {
+		t.Errorf("signed: %v", r)
+	}
+	eventually(t, "their octets are given back", func() bool { return s.octets.inUse() == 0 })
+}
+
+// TestLongMessagesAreCounted: more than fit at a time make the greediest give up.
+func TestLongMessagesAreCounted(t *testing.T) {
+	s := startTuned(t, external(newPeer(t, answerTXT("x"))), neighbour)
+	const each = maxMessage
+	var held []*client
+	for range 2 * maxOctets / each {
+		c := dialFrom(t, s, "tcp", "127.0.0.2")
+		c.conn.Write([]byte{each >> 8, each & 0xff, 0}) // the rest never comes
+		held = append(held, c)
+	}
+	held[0].wantClosed()
+	if n := s.octets.inUse(); n > s.octets.others {
+		t.Errorf("%d octets in use, at most %d", n, s.octets.others)
+	}
 	wantText(t, dial(t, s, "tcp").askMsg(query("www.example.org.", false)), "x")
-	if n := s.Stats().ConnsRefused; n != 1 {
-		t.Errorf("%d connections refused", n)
+}
+
+func TestSocketsAreBounded(t *testing.T) {
+	release := make(chan struct{})
+	defer close(release)
+	p := newPeer(t, held(release))
+	const limit = 64
+	s := startTuned(t, external(p, newPeer(t, silent), newPeer(t, silent)), hasty, func(o *Options) { o.MaxSockets = limit })
+	c := dial(t, s, "udp")
+	for i := range 4 * limit {
+		c.send(pack(t, query(fmt.Sprintf("n%d.example.", i), false)))
+	}
+	eventually(t, "as many are refused as don't fit", func() bool { return s.Stats().Refused == 4*limit-limit/2 })
+	eventually(t, "the others have a socket each, and what is left besides", func() bool { return s.sockets.Load() >= limit/2 })
+	eventually(t, "those refused have none", func() bool { return s.sockets.Load() <= limit-limit/8 })
+	if n := s.Stats().Failures; n > 0 {
+		t.Errorf("%d queries failed for want of sockets", n)
+	}
+	for _, u := range s.Stats().Upstreams {
+		if !u.Healthy {
+			t.Errorf("%v is put aside for want of sockets", u.Addr)
+		}
 	}
 }
 
@@ -134,17 +284,19 @@ func TestOverload(t *testing.T) {
 			first := query("first.example.", true)
 			c.send(pack(t, first))
 			<-asked
-			m := c.askMsg(query("second.example.", true))
+			second := query("second.example.", true)
+			c.send(pack(t, second))
+			m := unpack(t, c.receive())
 			wantRcode(t, m, dns.RcodeRefused)
-			if e := ede(t, m); e.ExtraText != "k2s-dnsbpf: too many queries in flight" {
-				t.Errorf("EDE %v", e)
+			if e := ede(t, m); m.Id != first.Id || e.ExtraText != "k2s-dnsbpf: too many queries in flight" {
+				t.Errorf("the oldest is to be refused, and told why:\n%v", m)
 			}
-			wantRcode(t, c.askMsg(query("x.cluster.local.", false)), dns.RcodeRefused)
+			<-asked
 			close(release)
-			if m := unpack(t, c.receive()); m.Id != first.Id {
-				t.Errorf("the first query's answer is\n%v", m)
+			if m := unpack(t, c.receive()); m.Id != second.Id {
+				t.Errorf("the second query's answer is\n%v", m)
 			}
-			if st := s.Stats(); st.Refused != 2 || st.Failures != 0 {
+			if st := s.Stats(); st.Refused != 1 || st.Failures != 0 {
 				t.Errorf("stats %+v", st)
 			}
 		})

@@ -44,23 +44,25 @@ func (s *Server) serveUDP(conn *net.UDPConn) {
 	}
 }
 
-// takeUDP answers one datagram in a goroutine of its own, if there is a slot.
+// takeUDP answers one datagram in a goroutine of its own.
 func (s *Server) takeUDP(conn *net.UDPConn, queries *sync.WaitGroup, packet []byte, from netip.AddrPort) {
 	if !s.permits(conn.LocalAddr(), from.Addr()) {
 		s.counters.forbidden.Add(1)
 		return
 	}
 	s.counters.udp.Add(1)
-	if !s.acquire() {
-		s.replyUDP(conn, s.overload(packet), from)
+	if len(packet) > bufferSize {
+		s.replyUDP(conn, s.refuse(packet, failTooLong(len(packet))), from)
 		return
 	}
 	buf := getBuffer()
 	query := append((*buf)[:0], packet...)
+	gone := make(chan struct{})
+	place := s.inFlight.take(from.Addr(), 1, func() { close(gone) })
 	queries.Go(func() {
-		defer s.release()
+		defer s.inFlight.giveBack(place)
 		defer putBuffer(buf)
-		s.replyUDP(conn, s.handle(s.queryCtx, query, from, false), from)
+		s.replyUDP(conn, s.handle(s.queryCtx, &clientQuery{raw: query, from: from, gone: gone}), from)
 	})
 }
 

@@ -36,7 +36,11 @@ var past = time.Unix(1, 0)
 // for the reply. Each query has a socket of its own: the kernel draws an
 // ephemeral source port for it, a connected socket takes replies from the
 // server only, and a port that nobody listens on is reported at once.
-func (r *race) converse(ctx context.Context, u *upstream, out *outgoing, sent time.Time) (*response, error) {
+func (r *race) converse(ctx context.Context, u *upstream, out *outgoing, sent time.Time, needed bool) (*response, error) {
+	if !r.s.openSocket(needed && !r.over.Load()) {
+		return nil, errNoSocket
+	}
+	defer r.s.closeSocket()
 	conn, err := net.DialUDP("udp", nil, u.udpAddr)
 	if err != nil {
 		return nil, shorten(err)
@@ -112,18 +116,37 @@ func (r *race) converse(ctx context.Context, u *upstream, out *outgoing, sent ti
 	}
 }
 
+// errNoSocket is for a try beyond Options.MaxSockets.
+var errNoSocket = errors.New("no socket left")
+
+// openSocket counts a socket to a server. One that a query can't do without is
+// always granted: Options.MaxInFlight bounds them.
+func (s *Server) openSocket(needed bool) bool {
+	if n := s.sockets.Add(1); n <= s.spareSockets || needed {
+		return true
+	}
+	s.sockets.Add(-1)
+	return false
+}
+
+func (s *Server) closeSocket() { s.sockets.Add(-1) }
+
 // askTCP asks over a connection of its own and waits for so long.
-func (s *Server) askTCP(ctx context.Context, u *upstream, out *outgoing, patience time.Duration) (*response, error) {
+func (s *Server) askTCP(ctx context.Context, u *upstream, out *outgoing, patience time.Duration, needed bool) (*response, error) {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
-	res, err := s.converseTCP(ctx, u, out)
+	res, err := s.converseTCP(ctx, u, out, needed)
 	if err != nil {
 		return nil, shorten(err)
 	}
 	return res, nil
 }
 
-func (s *Server) converseTCP(ctx context.Context, u *upstream, out *outgoing) (*response, error) {
+func (s *Server) converseTCP(ctx context.Context, u *upstream, out *outgoing, needed bool) (*response, error) {
+	if !s.openSocket(needed) {
+		return nil, errNoSocket
+	}
+	defer s.closeSocket()
 	var d net.Dialer
 	conn, err := d.DialContext(ctx, "tcp", u.tcp.String())
 	if err != nil {
@@ -135,10 +158,9 @@ func (s *Server) converseTCP(ctx context.Context, u *upstream, out *outgoing) (*
 	id := randomID()
 	socket := conn.LocalAddr().(*net.TCPAddr).AddrPort()
 	defer s.loops.back(s.loops.leaves(out.hash, socket, u.addr.Addr()))
-	query := make([]byte, 0, 2+len(out.msg))
-	query = append(binary.BigEndian.AppendUint16(query, uint16(len(out.msg))), out.msg...)
-	setMessageID(query[2:], id)
-	if _, err := conn.Write(query); err != nil {
+	head := binary.BigEndian.AppendUint16(nil, uint16(len(out.msg)))
+	query := net.Buffers{binary.BigEndian.AppendUint16(head, id), out.msg[2:]} // no copy of what may be long
+	if _, err := query.WriteTo(conn); err != nil {
 		return nil, err
 	}
 	buf := getBuffer()

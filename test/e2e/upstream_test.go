@@ -2,6 +2,7 @@ package e2e
 
 import (
 	"fmt"
+	"net"
 	"net/netip"
 	"strings"
 	"sync"
@@ -348,4 +349,33 @@ func TestLookupLoop(t *testing.T) {
 	close(stop)
 	group.Wait()
 	t.Logf("lookups: getent %d, Go %d, musl %d", counts[0].Load(), counts[1].Load(), counts[2].Load())
+}
+
+// TestIdleConnections: a worker that holds more connections than there are leaves TCP to the host, and to itself.
+func TestIdleConnections(t *testing.T) {
+	h := raise(t, lab.Options{})
+	h.attach()
+	const n = 600
+	if err := h.Worker().Do(func() error {
+		for range n {
+			conn, err := net.Dial("tcp4", switchDNS.String())
+			if err != nil {
+				return err
+			}
+			t.Cleanup(func() { conn.Close() })
+		}
+		return nil
+	}); err != nil {
+		t.Fatal(err)
+	}
+	for _, from := range []struct {
+		node   *lab.Node
+		server netip.AddrPort
+	}{{h.Host(), hostDNS}, {h.Host(), hostDNS6}, {h.Host(), switchDNS}, {h.Worker(), switchDNS}} {
+		for _, name := range []string{lab.WWW, lab.Backend} {
+			if m, err := from.node.Query(t.Context(), "tcp", from.server, name, dns.TypeA); err != nil || len(m.Answer) != 1 {
+				t.Errorf("%s asks %s for %s beside %d idle connections: %v %v", from.node.Name(), from.server, name, n, err, m)
+			}
+		}
+	}
 }
