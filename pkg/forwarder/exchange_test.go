@@ -246,7 +246,7 @@ func TestLostPacketIsSentAgain(t *testing.T) {
 func TestServerComesBack(t *testing.T) {
 	var up atomic.Bool
 	first := newPeer(t, func(q *peerQuery) {
-		if up.Load() {
+		if up.Load() && q.msg().Question[0].Name != "." { // some answer nothing about the root
 			answerTXT("first")(q)
 		}
 	})

@@ -101,6 +101,7 @@ func (s *Server) resolve(ctx context.Context, c *clientQuery) ([]byte, failure) 
 		}
 		s.counters.external.Add(1)
 		if isProbe(&c.question) {
+			s.loops.markCame(c.question.text())
 			return probeReply(c, s.probeID), failure{}
 		}
 		if c.question.qtype == dns.TypeAXFR || c.question.qtype == dns.TypeIXFR {
@@ -133,6 +134,10 @@ func (s *Server) resolve(ctx context.Context, c *clientQuery) ([]byte, failure) 
 		if others, ok := now.lookup(c.question.name()); ok && others.hasMoreThan(servers) {
 			res, err = s.ask(ctx, &request{outgoing: out, servers: others, pace: &now.pace, gone: c.gone})
 		}
+	}
+	if errors.Is(err, errLoop) {
+		s.noteLoop(c)
+		return nil, failLoop()
 	}
 	if errors.Is(err, errEvicted) {
 		s.counters.refused.Add(1)

@@ -1,16 +1,23 @@
 package forwarder
 
 import (
+	"crypto/rand"
+	"errors"
 	"hash/maphash"
 	"net/netip"
+	"strings"
 	"sync"
 	"time"
 
+	"github.com/miekg/dns"
 	"go.uber.org/zap"
 )
 
 // loopWarning is how often a loop is worth a line in the log.
 const loopWarning = time.Minute
+
+// errLoop is how a server fails that forwards to us.
+var errLoop = errors.New("forwards to this host")
 
 // Loop is a query of our own that came back to us.
 type Loop struct {
@@ -43,27 +50,30 @@ func (s *Server) noteLoop(c *clientQuery) {
 // Two signs are looked for. A redirect on the way returns the very packet, from
 // the socket that we sent it from. A server that forwards to us asks, from its
 // own address, what it was just asked. Where that is also the address of honest
-// clients (both ends on one host), neither is to be seen: such a query waits for
-// the one that went out, as any equal one does, so that a loop can't grow. How
-// many ask the same is no sign, and neither is an equal ID: of many honest
-// queries for one name, some have an ID that is in use upstream.
+// clients (both ends on one host), neither is to be seen. Such a query waits for
+// the one that went out, as any equal one does, so that a loop can't grow; and a
+// server that stays silent then is sent a name that only this Server answers: if
+// that comes here, it is a loop. How many ask the same is no sign, and neither is
+// an equal ID: of many honest queries for one name, some have one in use upstream.
 type loopGuard struct {
 	seed  maphash.Seed
 	local func(a netip.Addr) bool // a is an address of this host
 
-	mu  sync.Mutex
-	out map[loopKey]int
+	mu     sync.Mutex
+	out    map[loopKey]int
+	doubt  map[uint64]bool // questions that are out and were asked from this host meanwhile
+	marked map[string]bool // names sent to servers in doubt; whether they have come here
 }
 
 // loopKey is a question with the address that it may come back from: that of
-// our socket, or that of the server with port 0.
+// our socket, that of the server with port 0, or none.
 type loopKey struct {
 	question uint64
 	from     netip.AddrPort
 }
 
 func newLoopGuard(local func(netip.Addr) bool) *loopGuard {
-	return &loopGuard{seed: maphash.MakeSeed(), local: local, out: make(map[loopKey]int)}
+	return &loopGuard{seed: maphash.MakeSeed(), local: local, out: make(map[loopKey]int), doubt: make(map[uint64]bool), marked: make(map[string]bool)}
 }
 
 // hash identifies a question: name without regard to case, type, class.
@@ -72,16 +82,17 @@ func (g *loopGuard) hash(q *question) uint64 {
 	return h ^ uint64(q.qtype)<<16 ^ uint64(q.qclass)
 }
 
-func loopKeys(question uint64, socket netip.AddrPort, server netip.Addr) [2]loopKey {
-	return [2]loopKey{
+func loopKeys(question uint64, socket netip.AddrPort, server netip.Addr) [3]loopKey {
+	return [3]loopKey{
 		{question, socket},
 		{question, netip.AddrPortFrom(server, 0)},
+		{question, netip.AddrPort{}},
 	}
 }
 
 // leaves notes that a question goes from a socket of ours to a server. The
 // returned keys are for back.
-func (g *loopGuard) leaves(question uint64, socket netip.AddrPort, server netip.Addr) [2]loopKey {
+func (g *loopGuard) leaves(question uint64, socket netip.AddrPort, server netip.Addr) [3]loopKey {
 	keys := loopKeys(question, plain(socket), server.WithZone(""))
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -92,7 +103,7 @@ func (g *loopGuard) leaves(question uint64, socket netip.AddrPort, server netip.
 }
 
 // back undoes leaves, once the server is not waited for any more.
-func (g *loopGuard) back(keys [2]loopKey) {
+func (g *loopGuard) back(keys [3]loopKey) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	for _, k := range keys {
@@ -100,16 +111,65 @@ func (g *loopGuard) back(keys [2]loopKey) {
 			delete(g.out, k)
 		}
 	}
+	if q := keys[2]; g.out[q] == 0 {
+		delete(g.doubt, q.question)
+	}
 }
 
 // comesBack reports whether a query is one that went out from here.
 func (g *loopGuard) comesBack(question uint64, from netip.AddrPort) bool {
 	from = plain(from)
 	keys := loopKeys(question, from, from.Addr())
+	local := g.local(from.Addr())
 	g.mu.Lock()
 	defer g.mu.Unlock()
+	if local && g.out[keys[2]] > 0 {
+		g.doubt[question] = true
+	}
 	return g.out[keys[0]] > 0 ||
-		g.out[keys[1]] > 0 && !g.local(from.Addr())
+		g.out[keys[1]] > 0 && !local
+}
+
+// mark returns a query for a name of this Server's own, for a server that was
+// asked a question in doubt; nil if there is no doubt. The name is to be given
+// to unmark.
+func (g *loopGuard) mark(question uint64) (name string, query []byte) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if !g.doubt[question] {
+		return "", nil
+	}
+	q := new(dns.Msg).SetQuestion(strings.ToLower(rand.Text())+"."+ProbeZone, dns.TypeTXT)
+	query, err := q.Pack()
+	if err != nil {
+		return "", nil
+	}
+	name = q.Question[0].Name
+	g.marked[name] = false
+	return name, query
+}
+
+// unmark ends the wait for a marked name.
+func (g *loopGuard) unmark(name string) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	delete(g.marked, name)
+}
+
+// markCame notes that a name of this Server's own was asked for here.
+func (g *loopGuard) markCame(name string) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if _, ok := g.marked[name]; ok {
+		g.marked[name] = true
+	}
+}
+
+// isLoop reports whether a marked name has come here.
+func (g *loopGuard) isLoop(name string) bool {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.marked[name]
 }
 
 // plain returns addr without the details in which two spellings of it differ.

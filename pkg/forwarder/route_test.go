@@ -169,13 +169,16 @@ func TestRoutesChangeMeanwhile(t *testing.T) {
 	for _, network := range []string{"udp", "tcp"} {
 		t.Run(network, func(t *testing.T) {
 			after := newPeer(t, answerTXT("after"))
-			var s *Server
+			started := make(chan *Server, 1)
 			before := newPeer(t, func(q *peerQuery) {
+				s := <-started
+				started <- s
 				if err := s.SetRoutes(cluster(after)); err != nil {
 					t.Error(err)
 				}
 			})
-			s = startTuned(t, cluster(before), func(s *Server) { s.routes.Load().pace.whole = 200 * time.Millisecond })
+			s := startTuned(t, cluster(before), func(s *Server) { s.routes.Load().pace.whole = 200 * time.Millisecond })
+			started <- s
 			r := dial(t, s, network).askMsg(query("x.cluster.local.", true))
 			if r.Rcode != dns.RcodeSuccess {
 				t.Fatalf("failed:\n%v", r)

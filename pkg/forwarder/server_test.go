@@ -226,6 +226,52 @@ func TestLoopRedirect(t *testing.T) {
 	}
 }
 
+// TestLoopForwarder: the upstream asks us under IDs and from ports of its own, on the same host, so nothing but a name of
+// ours tells that it is a loop.
+func TestLoopForwarder(t *testing.T) {
+	target := make(chan netip.AddrPort, 1)
+	p := newPeer(t, func(q *peerQuery) {
+		m := q.msg()
+		id := m.Id
+		m.Id = dns.Id()
+		r := unpack(t, askRaw(t, target, pack(t, m)))
+		r.Id = id
+		q.replyMsg(r)
+	})
+	s := startTuned(t, external(p), func(s *Server) { s.routes.Load().pace.resend = 100 * time.Millisecond })
+	target <- s.Addrs()[0]
+	for range 2 {
+		wantRcode(t, dial(t, s, "udp").askMsg(query("www.example.org.", true)), dns.RcodeServerFailure)
+	}
+	if st := s.Stats(); st.Loops == 0 || st.LastLoop.Name != "www.example.org." || p.udp.Load() > 12 {
+		t.Errorf("%d loops, last %+v, %d queries to the upstream", st.Loops, st.LastLoop, p.udp.Load())
+	}
+	eventually(t, "nothing is left over", func() bool {
+		s.loops.mu.Lock()
+		defer s.loops.mu.Unlock()
+		return len(s.loops.out)+len(s.loops.doubt)+len(s.loops.marked) == 0
+	})
+}
+
+// TestNoLoopOfHonestQueries: an upstream on this host that is only slow is not taken for one that asks back.
+func TestNoLoopOfHonestQueries(t *testing.T) {
+	hold := make(chan struct{})
+	p := newPeer(t, held(hold))
+	s := startTuned(t, external(p), func(s *Server) { s.routes.Load().pace.resend = 10 * time.Millisecond })
+	a, b := dial(t, s, "udp"), dial(t, s, "udp")
+	m := query("www.example.org.", false)
+	a.send(pack(t, m))
+	eventually(t, "it is asked", func() bool { return p.udp.Load() > 0 })
+	b.send(pack(t, m))
+	eventually(t, "it is asked for a name of ours, too", func() bool { return p.udp.Load() > 3 })
+	close(hold)
+	wantText(t, unpack(t, a.receive()), "x")
+	wantText(t, unpack(t, b.receive()), "x")
+	if n := s.Stats().Loops; n != 0 {
+		t.Errorf("%d loops", n)
+	}
+}
+
 // askRaw asks the server whose address waits in target, and puts it back.
 func askRaw(t testing.TB, target chan netip.AddrPort, raw []byte) []byte {
 	addr := <-target

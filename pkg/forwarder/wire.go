@@ -68,7 +68,9 @@ func (r *race) converse(ctx context.Context, u *upstream, out *outgoing, sent ti
 		judge  = sent.Add(r.pace.timeout)
 		end    = sent.Add(r.pace.whole)
 		judged bool
+		marked string // a name that shows a loop if it comes here
 	)
+	defer func() { r.s.loops.unmark(marked) }()
 	for {
 		wake := end
 		for _, t := range []time.Time{resend, judge} {
@@ -94,6 +96,9 @@ func (r *race) converse(ctx context.Context, u *upstream, out *outgoing, sent ti
 		if err = shorten(err); !errors.Is(err, errTimeout) || ctx.Err() != nil {
 			return nil, err
 		}
+		if r.s.loops.isLoop(marked) {
+			return nil, errLoop
+		}
 		now := time.Now()
 		if !judged && !now.Before(judge) {
 			judged, judge = true, end
@@ -107,6 +112,15 @@ func (r *race) converse(ctx context.Context, u *upstream, out *outgoing, sent ti
 			resend = now.Add(gap)
 			if r.over.Load() {
 				continue
+			}
+			if marked == "" {
+				name, query := r.s.loops.mark(out.hash)
+				if query != nil {
+					marked, resend = name, now.Add(r.pace.resend/5) // look soon
+					if _, err := conn.Write(query); err != nil {
+						return nil, shorten(err)
+					}
+				}
 			}
 			r.s.counters.retries.Add(1)
 			if err := send(); err != nil {
