@@ -52,15 +52,15 @@ const (
 // counts only at the very start of a line, in lower case and followed by a
 // space or tab; a line ends at a NUL; "nameserver" takes one word, up to a
 // blank, '#' or ';', and an IPv4 address in any form of inet_aton(3). In one
-// thing it takes more than glibc: a carriage return ends a line, because files
-// of that kind exist and the intent is plain. It never fails: what it can't use
-// is listed in Skipped.
+// thing it takes more than glibc, to which a carriage return is a part of the
+// word before: it ends a line, because files of that kind exist and the intent
+// is plain. It never fails: what it can't use is listed in Skipped.
 func Parse(data []byte) File {
 	var f File
 	for n := 1; len(data) > 0; n++ {
 		line, rest, _ := bytes.Cut(data, []byte{'\n'})
 		data = rest
-		f.line(n, string(bytes.TrimRight(line, "\r")))
+		f.line(n, string(line))
 	}
 	return f
 }
@@ -104,6 +104,10 @@ func (f *File) line(n int, line string) {
 	if before, after, found := strings.Cut(line, "\x00"); found {
 		f.skip(n, after, "after a NUL byte, which ends the line")
 		line = before
+	}
+	line, after, _ := strings.Cut(line, "\r")
+	if strings.Trim(after, "\r"+blanks) != "" {
+		f.skip(n, after, "after a carriage return, which ends the line")
 	}
 	if line == "" {
 		return

@@ -41,6 +41,12 @@ func TestParse(t *testing.T) {
 			Skipped: []Skip{{1, "NameServer 1.1.1.1", "keywords are lower case"}}}},
 		{"carriage returns", "nameserver 1.1.1.1\r\nsearch x\r\noptions rotate\r", File{
 			Nameservers: addrs("1.1.1.1"), Search: []string{"x"}, SearchKeyword: "search", Options: []string{"rotate"}}},
+		{"carriage returns within", "search \r \nsearch a\rb\r\nnameserver 1.1.1.1\r \r\noptions rotate \r ndots:2", File{
+			Nameservers: addrs("1.1.1.1"), Search: []string{"a"}, SearchKeyword: "search", Options: []string{"rotate"},
+			Skipped: []Skip{
+				{1, "search ", "nothing after the keyword"}, {2, "b\r", "after a carriage return, which ends the line"},
+				{4, " ndots:2", "after a carriage return, which ends the line"},
+			}}},
 		{"byte order mark", "\xef\xbb\xbfnameserver 1.1.1.1\nnameserver 2.2.2.2\n", File{
 			Nameservers: addrs("2.2.2.2"),
 			Skipped:     []Skip{{1, "\xef\xbb\xbfnameserver 1.1.1.1", "starts with a byte order mark, which is no part of a keyword"}}}},
@@ -100,7 +106,7 @@ func FuzzParse(f *testing.F) {
 	for _, s := range []string{
 		"nameserver 1.1.1.1\nsearch a b\noptions ndots:5 no-reload\nsortlist 1.2.3.0/255.255.255.0\n",
 		"nameserver fe80::1%eth0\r\ndomain x\x00y\n", "\xef\xbb\xbfoptions a\n", "search a\x0bnameserver\x0c8.8.8.8",
-		"search \r nameserver 8.8.8.8\n", "options \xff\xfe #\n",
+		"search \r nameserver 8.8.8.8\n", "search \r ", "options \xff\xfe #\n",
 	} {
 		f.Add([]byte(s))
 	}
