@@ -14,6 +14,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"time"
 
 	"go.uber.org/zap"
@@ -21,6 +22,7 @@ import (
 
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/config"
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/state"
+	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/status"
 )
 
 // controlTimeout bounds a request to the daemon: one that is stopped must not hang its asker.
@@ -31,9 +33,13 @@ const lookAgain = 20 * time.Millisecond
 
 // What is read from the control socket at most, in bytes.
 const (
-	maxOrder = 1 << 20
-	maxReply = 64 << 20
+	maxHeader = 4 << 10
+	maxOrder  = 1 << 20
+	maxReply  = 64 << 20
 )
+
+// publishedFor is how old a report may be that an ordinary user gets.
+const publishedFor = time.Second
 
 type peerKey struct{}
 
@@ -43,7 +49,7 @@ func (d *Daemon) listenControl() (*http.Server, error) {
 	if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return nil, fmt.Errorf("remove stale control socket: %w", err)
 	}
-	listener, err := net.Listen("unix", path)
+	listener, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
 	if err != nil {
 		return nil, fmt.Errorf("listen on control socket: %w", err)
 	}
@@ -51,31 +57,74 @@ func (d *Daemon) listenControl() (*http.Server, error) {
 		return nil, errors.Join(fmt.Errorf("open control socket to all users: %w", err), listener.Close())
 	}
 	mux := http.NewServeMux()
-	mux.HandleFunc("GET /status", func(w http.ResponseWriter, _ *http.Request) { d.reply(w, d.report()) })
+	mux.HandleFunc("GET /status", func(w http.ResponseWriter, r *http.Request) {
+		if isRoot(r) {
+			d.reply(w, d.report())
+		} else {
+			d.reply(w, d.published.get(d.report))
+		}
+	})
 	mux.HandleFunc("POST /reload", func(w http.ResponseWriter, r *http.Request) {
 		var c config.Config
 		if acceptOrder(w, r, &c) {
+			allow(w, c.Wait+controlTimeout)
 			d.reply(w, d.handleReload(r.Context(), c))
 		}
 	})
 	mux.HandleFunc("POST /detach", func(w http.ResponseWriter, r *http.Request) {
 		var order detachOrder
 		if acceptOrder(w, r, &order) {
+			allow(w, detachLimit+controlTimeout)
 			d.handleDetach(w, r, order)
 		}
 	})
-	server := &http.Server{Handler: mux, ReadHeaderTimeout: controlTimeout, ConnContext: withPeer}
+	return serveControl(listener, mux, d.log), nil
+}
+
+// serveControl serves requests, one to a connection, and none that takes its time to come or to be taken.
+func serveControl(listener *net.UnixListener, handler http.Handler, log *zap.Logger) *http.Server {
+	server := &http.Server{
+		Handler: handler, ReadTimeout: controlTimeout, WriteTimeout: controlTimeout, MaxHeaderBytes: maxHeader, ConnContext: withPeer,
+		ErrorLog: zap.NewStdLog(zap.NewNop()), // what peers do need not fill our log
+	}
+	server.SetKeepAlivesEnabled(false)
 	go func() {
-		if err := server.Serve(listener); !errors.Is(err, http.ErrServerClosed) {
-			d.log.Error("control socket failed", zap.Error(err))
+		if err := server.Serve(doorListener{listener, new(door)}); !errors.Is(err, http.ErrServerClosed) {
+			log.Error("control socket failed", zap.Error(err))
 		}
 	}()
-	return server, nil
+	return server
+}
+
+// allow gives an order more time until its reply.
+func allow(w http.ResponseWriter, limit time.Duration) {
+	_ = http.NewResponseController(w).SetWriteDeadline(time.Now().Add(limit))
+}
+
+// published is the report for users who may not make the daemon work: at most a second old, however many ask.
+type published struct {
+	mu     sync.Mutex
+	at     time.Time
+	report status.Report
+}
+
+func (p *published) get(anew func() status.Report) status.Report {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.at.IsZero() || time.Since(p.at) > publishedFor {
+		p.report, p.at = anew(), time.Now()
+	}
+	return p.report
+}
+
+func isRoot(r *http.Request) bool {
+	uid, ok := r.Context().Value(peerKey{}).(uint32)
+	return ok && uid == 0
 }
 
 // acceptOrder reads an order to the daemon. It answers one of anybody but root, and one that it can't read, by itself.
 func acceptOrder(w http.ResponseWriter, r *http.Request, order any) bool {
-	if uid, ok := r.Context().Value(peerKey{}).(uint32); !ok || uid != 0 {
+	if !isRoot(r) {
 		http.Error(w, "only root may give orders", http.StatusForbidden)
 		return false
 	}
@@ -95,15 +144,11 @@ func (d *Daemon) reply(w http.ResponseWriter, value any) {
 
 // withPeer notes the user on the other side of a connection.
 func withPeer(ctx context.Context, connection net.Conn) context.Context {
-	socket, ok := connection.(*net.UnixConn)
+	peer, ok := connection.(*guest)
 	if !ok {
 		return ctx
 	}
-	peer, err := peerOf(socket)
-	if err != nil {
-		return ctx
-	}
-	return context.WithValue(ctx, peerKey{}, peer.Uid)
+	return context.WithValue(ctx, peerKey{}, peer.uid)
 }
 
 // peerOf returns who is on the other side of a connection (SO_PEERCRED, unix(7)): for a client, who began to listen.

@@ -77,6 +77,8 @@ type Daemon struct {
 	linger      time.Duration // after the end, if a detach asked for that
 	lingering   *lingering
 
+	published published
+
 	mu         sync.Mutex // guards config and what follows, which serve changes and reports read
 	inspection resolvconf.Inspection
 	routing    routing

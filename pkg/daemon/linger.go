@@ -282,8 +282,9 @@ func removeLingerFile(runDir string) error {
 
 // serve answers on the socket until that is closed.
 func (l *lingering) serve() {
+	var entrance door
 	for {
-		conn, err := l.listener.AcceptUnix()
+		conn, err := entrance.accept(l.listener, fmt.Sprintf(`{"error":%q}`, tooMany))
 		if errors.Is(err, net.ErrClosed) {
 			return
 		}
@@ -296,15 +297,14 @@ func (l *lingering) serve() {
 	}
 }
 
-func (l *lingering) answer(conn *net.UnixConn) {
-	defer conn.Close()
-	peer, err := peerOf(conn)
-	trusted := err == nil && peer.Uid == 0
+func (l *lingering) answer(peer *guest) {
+	defer peer.Close()
+	conn, trusted := peer.UnixConn, peer.uid == 0
+	if !trusted {
+		// Nobody else is to hold our descriptors.
+		_ = conn.SetDeadline(time.Now().Add(controlTimeout))
+	}
 	for {
-		if !trusted {
-			// Nobody else is to hold our descriptors.
-			_ = conn.SetDeadline(time.Now().Add(controlTimeout))
-		}
 		request, err := readLinger[lingerRequest](conn, nil)
 		if err != nil {
 			return

@@ -8,12 +8,10 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
-	"runtime"
 	"testing"
 	"time"
 
 	"go.uber.org/zap"
-	"golang.org/x/sys/unix"
 
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/config"
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/forwarder"
@@ -147,15 +145,8 @@ func TestLingerTrustsRoot(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		runtime.LockOSThread() // never unlocked: the thread is nobody's, and ends with this goroutine
-		const nobody = 65534
-		if _, _, errno := unix.RawSyscall(unix.SYS_SETRESUID, nobody, nobody, nobody); errno != 0 {
-			t.Errorf("become nobody: %v", errno)
-			return
-		}
+	const nobody = 65534
+	asUser(t, nobody, func() {
 		asker, err := dialLingerer(runDir)
 		if err != nil || asker == nil {
 			t.Errorf("nobody may not even ask: %v", err)
@@ -170,8 +161,7 @@ func TestLingerTrustsRoot(t *testing.T) {
 				t.Errorf("%s: nobody got %v", do, fds)
 			}
 		}
-	}()
-	<-done
+	})
 }
 
 // TestDeadLingerer: the socket that a killed daemon leaves is removed, that of a living one is not.
