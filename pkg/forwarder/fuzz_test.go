@@ -3,6 +3,7 @@ package forwarder
 import (
 	"bytes"
 	"context"
+	"encoding/binary"
 	"net/netip"
 	"testing"
 	"time"
@@ -72,6 +73,52 @@ func FuzzHandle(f *testing.F) {
 		}
 		if _, err := scanRecords(reply, q.end); err != nil {
 			t.Fatalf("answer %x to %x: %v", reply, raw, err)
+		}
+	})
+}
+
+// FuzzTCPFraming feeds any bytes as what a client sends: each message is what its prefix says, in order, and reading
+// takes no more steps than there are prefixes, and no more memory than was sent but for the message that was cut.
+func FuzzTCPFraming(f *testing.F) {
+	whole := frame(pack(f, query("www.example.org.", true)))
+	f.Add(whole)
+	f.Add(append(bytes.Clone(whole), whole[:9]...))
+	f.Add(make([]byte, 1000))                   // empty messages
+	f.Add(append([]byte{0xff, 0xff}, whole...)) // a long one that is cut
+	f.Add(frame(make([]byte, bufferSize+1)))    // the first that is no longer one of a buffer
+	f.Add(append(frame(nil), frame(whole)...))
+	s, err := New(Options{})
+	if err != nil {
+		f.Fatal(err)
+	}
+	f.Cleanup(func() { shutdown(f, s) })
+	f.Fuzz(func(t *testing.T, stream []byte) {
+		c := &clientConn{s: s, from: netip.MustParseAddrPort("192.0.2.1:53")}
+		r := bytes.NewReader(stream)
+		rest := stream
+		steps := 0
+		for ; ; steps++ {
+			msg, done, err := c.read(r)
+			if err != nil {
+				break
+			}
+			if n := int(binary.BigEndian.Uint16(rest)); len(msg) != n || !bytes.Equal(msg, rest[2:2+n]) {
+				t.Fatalf("message %x of %x", msg, rest)
+			}
+			if held := s.octets.inUse(); len(msg) > bufferSize && held != len(msg) || len(msg) <= bufferSize && held != 0 {
+				t.Fatalf("%d octets counted for a message of %d", held, len(msg))
+			}
+			rest = rest[2+len(msg):]
+			done()
+		}
+		if steps > len(stream)/2 {
+			t.Fatalf("%d messages in %d octets", steps, len(stream))
+		}
+		if len(rest) >= 2 && len(rest) >= 2+int(binary.BigEndian.Uint16(rest)) {
+			t.Fatalf("stopped before the message %x", rest)
+		}
+		if held := s.octets.inUse(); held != 0 {
+			t.Fatalf("%d octets still counted", held)
 		}
 	})
 }

@@ -13,6 +13,10 @@ const (
 	maxNameLen = 255   // octets of a name in wire format, RFC 1035 section 2.3.4
 	maxMessage = 65535 // octets, what a TCP length prefix can say
 
+	// maxPointers bounds the compression pointers of one name. More than one for
+	// each label of the longest name make no sense.
+	maxPointers = 126
+
 	// maxUDPSize is the largest UDP payload that is asked for or sent. It
 	// fits the smallest IPv6 MTU, so no reply is ever fragmented, and it is
 	// what the kernel path uses: both paths truncate at the same size.
@@ -201,31 +205,83 @@ func scanRecord(msg []byte, off int) (record, error) {
 	if rdata > len(msg) {
 		return record{}, errMalformed
 	}
-	end := rdata + int(binary.BigEndian.Uint16(msg[fixed+8:]))
-	if end > len(msg) {
+	rr := record{rtype: binary.BigEndian.Uint16(msg[fixed:]), fixed: fixed, rdata: rdata}
+	if rr.end = rdata + int(binary.BigEndian.Uint16(msg[fixed+8:])); rr.end > len(msg) {
 		return record{}, errMalformed
 	}
-	return record{rtype: binary.BigEndian.Uint16(msg[fixed:]), fixed: fixed, rdata: rdata, end: end}, nil
+	return rr, rr.scanNames(msg)
 }
 
-// skipName returns the offset behind the name at off. A compression pointer
-// ends the name; where it leads is not followed.
+// scanNames reads the names in a record that may be compressed (RFC 3597
+// section 4): a client that follows their pointers must come to an end. A record
+// without data, as in a prerequisite, has none.
+func (rr record) scanNames(msg []byte) (err error) {
+	off, names := rr.rdata, 1
+	switch rr.rtype {
+	case dns.TypeNS, dns.TypeMD, dns.TypeMF, dns.TypeCNAME, dns.TypeMB, dns.TypeMG, dns.TypeMR, dns.TypePTR, dns.TypeDNAME:
+	case dns.TypeSOA, dns.TypeMINFO, dns.TypeRP:
+		names = 2
+	case dns.TypeMX, dns.TypeAFSDB, dns.TypeRT, dns.TypeKX:
+		off += 2
+	case dns.TypeSRV:
+		off += 6
+	case dns.TypePX:
+		off, names = off+2, 2
+	default:
+		return nil
+	}
+	if rr.rdata == rr.end {
+		return nil
+	}
+	for range names {
+		if off >= rr.end {
+			return errMalformed
+		}
+		if off, err = skipName(msg, off); err != nil {
+			return err
+		}
+	}
+	if off > rr.end {
+		return errMalformed
+	}
+	return nil
+}
+
+// skipName returns the offset behind the name at off. It is read to its end,
+// also where compression pointers lead: these point to what precedes (RFC 1035
+// section 4.1.4), so that following them ends, after maxNameLen octets and
+// maxPointers at the latest.
 func skipName(msg []byte, off int) (int, error) {
-	start := off
-	for off < len(msg) && off-start < maxNameLen {
+	behind := 0 // the offset behind the first pointer
+	start, length := off, 0
+	for pointers := 0; off < len(msg); {
 		n := int(msg[off])
 		switch {
 		case n == 0:
-			return off + 1, nil
+			if behind == 0 {
+				behind = off + 1
+			}
+			return behind, nil
 		case n >= 0xC0:
 			if off+2 > len(msg) {
 				return 0, errMalformed
 			}
-			return off + 2, nil
+			if behind == 0 {
+				behind = off + 2
+			}
+			to := n&0x3F<<8 | int(msg[off+1])
+			if pointers++; to < headerLen || to >= start || pointers > maxPointers {
+				return 0, errMalformed
+			}
+			start, off = to, to
+			continue
 		case n > 63:
 			return 0, errMalformed
 		}
 		off += 1 + n
+		if length += 1 + n; length >= maxNameLen {
+			return 0, errMalformed
+		}
 	}
 	return 0, errMalformed
 }
