@@ -19,7 +19,7 @@ comma := ,
 say = @printf '\n==> %s\n' '$(1)'
 
 .DEFAULT_GOAL := help
-.PHONY: help build generate helpers test test-unit test-e2e test-kernel demo bench cluster lint fmt check-headers verify-generate fuzz clean
+.PHONY: help build generate helpers test test-unit test-e2e test-kernel demo bench cluster lint fmt check-headers verify-generate fuzz vuln clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z][a-z-]*:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -140,6 +140,9 @@ fuzz: ## run every fuzz test for FUZZTIME (30s)
 			$(SUDO) go test -run '^$$' -fuzz "^$$name\$$" -fuzztime $(FUZZTIME) $$pkg; \
 		done; \
 	done
+
+vuln: ## look for known vulnerabilities in what the program calls (needs the network)
+	@scripts/vulnerabilities
 
 clean: ## remove what was built
 	rm -rf bin test/bin
