@@ -117,7 +117,8 @@ func (d *Daemon) openForwarder(ctx context.Context) error {
 
 // listenWith begins to forward, cluster names to the endpoints of a snapshot.
 func (d *Daemon) listenWith(ctx context.Context, snapshot discovery.Snapshot) error {
-	if err := d.forwarder.SetRoutes(d.routes(d.routing.zonesOf(snapshot), snapshot.Addresses(), snapshot)); err != nil {
+	zones, _ := d.routing.zonesOf(snapshot, d.inspection.File.Search)
+	if err := d.forwarder.SetRoutes(d.routes(zones, snapshot.Addresses(), snapshot)); err != nil {
 		return err
 	}
 	return d.forwarder.Listen(ctx)

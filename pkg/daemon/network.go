@@ -39,6 +39,7 @@ func (e endpoint) steerable() bool { return e.note == "" }
 // matter. Two that are equal need the same programs and maps.
 type network struct {
 	zones      []discovery.Zone   // that the endpoints answer, the cluster's domain first
+	left       []string           // notes about zones that are not taken
 	endpoints  []endpoint         // of the zones
 	fallback   []endpoint         // the host's own servers, for the time that the daemon is dead
 	clients    netdev.Interface   // with the KubeSwitch address; index 0 without
@@ -52,7 +53,7 @@ type network struct {
 
 // lookAround builds the network of a snapshot from the host's present state. The caller holds d.mu or is alone.
 func (d *Daemon) lookAround(snapshot discovery.Snapshot) (n network, err error) {
-	n.zones = d.routing.zonesOf(snapshot)
+	n.zones, n.left = d.routing.zonesOf(snapshot, d.inspection.File.Search)
 	w, err := d.lookUpWays()
 	if err != nil {
 		return n, err

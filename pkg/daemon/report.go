@@ -104,7 +104,7 @@ func (d *Daemon) discoveryReport(now time.Time) *status.Discovery {
 	}
 	report := &status.Discovery{
 		Service: newest.Service, Updated: newest.Updated.UTC().Truncate(time.Second),
-		Stale: newest.Stale, Reason: newest.Reason, Notes: newest.Notes,
+		Stale: newest.Stale, Reason: newest.Reason, Notes: slices.Concat(newest.Notes, d.network.left),
 	}
 	if newest.Service != "" { // what the user has named does not age
 		report.AgeSeconds = max(0, int64(now.Sub(newest.Updated)/time.Second))

@@ -3,9 +3,12 @@
 package daemon
 
 import (
+	"fmt"
 	"net/netip"
 	"slices"
 	"strings"
+
+	"golang.org/x/net/publicsuffix"
 
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/config"
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/discovery"
@@ -47,25 +50,53 @@ func configuredZones(c config.Config) (zones []discovery.Zone, err error) {
 }
 
 // zonesOf unites the configured zones with the discovered ones, names before addresses. Only if there is no name at all it
-// is the default one.
-func (r routing) zonesOf(snapshot discovery.Snapshot) []discovery.Zone {
+// is the default one. What a Corefile serves beside the cluster's own zones is left out, with a note, where it would take
+// more names from this host than can be meant: whoever may edit it has no say about those.
+func (r routing) zonesOf(snapshot discovery.Snapshot, search []string) (zones []discovery.Zone, notes []string) {
 	names, reverse := []discovery.Zone{}, []discovery.Zone{}
 	seen := make(map[string]bool)
+	var cluster []string
 	for _, zone := range slices.Concat(r.zones, snapshot.Zones) {
+		why := ""
+		if zone.Source != sourceSettings && !zone.Cluster && !slices.ContainsFunc(cluster, func(c string) bool { return within(zone.Name, c) }) {
+			why = tooWide(zone.Name, search)
+		}
 		switch {
 		case seen[zone.Name]:
+		case why != "":
+			notes = append(notes, fmt.Sprintf("the zone %s of %s is %s: it is left out; name it with --zone, beside all others, to have it from the cluster", zone.Name, zone.Source, why))
 		case zone.Reverse():
 			reverse = append(reverse, zone)
 		default:
 			names = append(names, zone)
 		}
 		seen[zone.Name] = true
+		if zone.Cluster {
+			cluster = append(cluster, zone.Name)
+		}
 	}
 	if len(names) == 0 {
 		names = append(names, discovery.Zone{Name: config.DefaultZone, Source: sourceDefault})
 	}
-	return append(names, reverse...)
+	return append(names, reverse...), notes
 }
+
+// tooWide says why a zone is not the cluster's alone: it is one below which anybody registers names, or one that this
+// host's own names are in.
+func tooWide(zone string, search []string) string {
+	if suffix, _ := publicsuffix.PublicSuffix(zone); suffix == zone {
+		return "a public suffix, below which are names of many"
+	}
+	for _, domain := range search {
+		if domain = strings.ToLower(strings.TrimSuffix(domain, ".")); within(domain, zone) {
+			return "the search domain of this host, or one above it, " + domain
+		}
+	}
+	return ""
+}
+
+// within reports whether a name is a zone, or below it. Both are in lower case without a final dot.
+func within(name, zone string) bool { return name == zone || strings.HasSuffix(name, "."+zone) }
 
 func zoneNames(zones []discovery.Zone) []string {
 	names := make([]string, 0, len(zones))

@@ -4,6 +4,7 @@ package daemon
 
 import (
 	"net/netip"
+	"strings"
 	"testing"
 	"time"
 
@@ -44,11 +45,40 @@ func TestZonesOf(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			got := routing{zones: zones}.zonesOf(discovery.Snapshot{Zones: c.discovered})
-			if d := cmp.Diff(c.want, got); d != "" {
+			got, notes := routing{zones: zones}.zonesOf(discovery.Snapshot{Zones: c.discovered}, nil)
+			if d := cmp.Diff(c.want, got); d != "" || len(notes) > 0 {
 				t.Errorf("-want +got:\n%s", d)
 			}
 		})
+	}
+}
+
+// TestOthersZones: a Corefile takes no names of everybody, nor this host's own; the cluster's zones and the user's are beyond doubt.
+func TestOthersZones(t *testing.T) {
+	search := []string{"Eng.Corp.Example.", "svc.cluster.local"}
+	for name, want := range map[string]string{
+		"com": "a public suffix", "org": "a public suffix", "de": "a public suffix", "co.uk": "a public suffix", "github.io": "a public suffix",
+		"xn--p1ai": "a public suffix", "anything.ck": "a public suffix", "lan": "a public suffix",
+		"corp.example": "eng.corp.example", "eng.corp.example": "eng.corp.example", "local": "a public suffix",
+		"other.corp.example": "", "rp.example": "", "k2s.internal": "", "example.com": "", "20.172.in-addr.arpa": "",
+	} {
+		found := []discovery.Zone{{Name: "cluster.local", Source: "Corefile", Cluster: true}, {Name: name, Source: "Corefile"}}
+		zones, notes := routing{}.zonesOf(discovery.Snapshot{Zones: found}, search)
+		if taken := len(zones) == 2; taken != (want == "") || taken == (len(notes) > 0) || !strings.Contains(strings.Join(notes, " "), want) {
+			t.Errorf("%s: zones %v, notes %q, want one with %q", name, zones, notes, want)
+		}
+		// Named by the user, or by the plugin for the cluster, it is taken.
+		if zones, notes := (routing{zones: []discovery.Zone{{Name: name, Source: sourceSettings}}}).zonesOf(discovery.Snapshot{Zones: found}, search); len(zones) != 2 || len(notes) > 0 {
+			t.Errorf("%s of the settings: zones %v, notes %q", name, zones, notes)
+		}
+		found[1].Cluster = true
+		if zones, notes := (routing{}).zonesOf(discovery.Snapshot{Zones: found}, search); len(zones) != 2 || len(notes) > 0 {
+			t.Errorf("%s of the cluster: zones %v, notes %q", name, zones, notes)
+		}
+	}
+	below := []discovery.Zone{{Name: "k2s.example", Source: "Corefile", Cluster: true}, {Name: "a.k2s.example", Source: "Corefile"}}
+	if zones, notes := (routing{}).zonesOf(discovery.Snapshot{Zones: below}, []string{"a.k2s.example"}); len(zones) != 2 || len(notes) > 0 {
+		t.Errorf("below the cluster's: zones %v, notes %q", zones, notes)
 	}
 }
 

@@ -205,26 +205,33 @@ func (c *readCorefile) serve(s *zoneSet, found string, ports []uint16, stubs boo
 	}
 	names := z.names()
 	unseen := len(c.parsed.imports)
-	if z.unclear || len(z.cluster) == 0 || unseen > c.unseen {
-		for _, zone := range c.served {
-			if !slices.Contains(names, zone) {
-				names = append(names, zone)
-				s.problem("the Corefile of %s does not name the zone %s any more, which it did: it stays; name it with --zone, or attach again to give it up", found, zone)
-			}
-		}
+	lost := slices.DeleteFunc(slices.Clone(c.served), func(zone string) bool { return slices.Contains(names, zone) })
+	if unclear := z.unclear || len(z.cluster) == 0 || unseen > c.unseen; unclear && len(lost) > 0 {
+		names = append(names, lost...)
+		s.problem("zones that the Corefile of %s no longer names, not clearly at least, stay in use: %s; name them with --zone, or attach again to give them up", found, few(lost))
 	} else {
-		for _, zone := range c.served {
+		for _, zone := range lost {
 			c.gone[zone] = slices.Contains(c.domain, zone)
 		}
 	}
-	maps.DeleteFunc(c.gone, func(zone string, _ bool) bool { return slices.Contains(names, zone) })
+	var cluster, others []string
 	for _, zone := range slices.Sorted(maps.Keys(c.gone)) {
-		tell := s.note
-		if c.gone[zone] {
-			tell = s.problem
+		switch {
+		case slices.Contains(names, zone):
+			delete(c.gone, zone)
+		case c.gone[zone]:
+			cluster = append(cluster, zone)
+		default:
+			others = append(others, zone)
 		}
-		tell("the zone %s is no longer in the Corefile of %s: its names go to this host's own servers; name it with --zone to keep it, or attach again if that is meant", zone, found)
 	}
+	tell := func(say func(string, ...any), zones []string) {
+		if len(zones) > 0 {
+			say("zones that the Corefile of %s no longer names go to this host's own servers: %s; name them with --zone to keep them, or attach again if that is meant", found, few(zones))
+		}
+	}
+	tell(s.problem, cluster)
+	tell(s.note, others)
 	c.domain = unique(append(z.cluster, slices.DeleteFunc(c.domain, func(zone string) bool { return !slices.Contains(names, zone) })...))
 	c.served, c.unseen = names, unseen
 	s.addCluster(from, c.domain...)

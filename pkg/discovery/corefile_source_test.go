@@ -187,12 +187,12 @@ func TestLostZones(t *testing.T) {
 		zones   []string
 		problem string
 	}{
-		"another domain":       {serving("k2s.internal"), []string{"k2s.internal"}, "the zone cluster.local is no longer in the Corefile of kube-system/coredns: its names go"},
-		"none of the cluster":  {".:53 {\n forward . /etc/resolv.conf\n}", []string{"cluster.local", "own.example"}, "does not name the zone cluster.local any more, which it did: it stays"},
-		"a variable":           {serving("{$DOMAIN}"), []string{"cluster.local", "own.example"}, "does not name the zone cluster.local any more"},
-		"no name":              {serving("cluster_local:domain"), []string{"cluster.local", "own.example"}, "does not name the zone cluster.local any more"},
+		"another domain":       {serving("k2s.internal"), []string{"k2s.internal"}, "no longer names go to this host's own servers: cluster.local;"},
+		"none of the cluster":  {".:53 {\n forward . /etc/resolv.conf\n}", []string{"cluster.local", "own.example"}, "stay in use: cluster.local, own.example;"},
+		"a variable":           {serving("{$DOMAIN}"), []string{"cluster.local", "own.example"}, "stay in use: cluster.local, own.example;"},
+		"no name":              {serving("cluster_local:domain"), []string{"cluster.local", "own.example"}, "stay in use: cluster.local, own.example;"},
 		"written another way":  {serving("dns://Cluster.Local.:53") + "own.example.:53 {\n file db\n}", []string{"cluster.local", "own.example"}, ""},
-		"an import of unknown": {serving("k2s.internal") + "import /elsewhere/*", []string{"k2s.internal", "cluster.local", "own.example"}, "zone cluster.local any more"},
+		"an import of unknown": {serving("k2s.internal") + "import /elsewhere/*", []string{"k2s.internal", "cluster.local", "own.example"}, "stay in use: cluster.local, own.example;"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {

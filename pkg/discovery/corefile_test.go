@@ -305,6 +305,26 @@ func TestZonesAsCoreDNSReadsThem(t *testing.T) {
 	}
 }
 
+// TestManyNotes: they are bounded, and show what they quote.
+func TestManyNotes(t *testing.T) {
+	var b strings.Builder
+	b.WriteString(". {\n kubernetes cluster.local")
+	for i := range 5000 {
+		fmt.Fprintf(&b, " a..%d\x1b[31m", i)
+	}
+	c, err := parseCorefile(b.String()+"\n}\nimport /\x1b]0;x\a\n", corefilePath, container{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	z := zonesAt(t, c, false, 53)
+	if len(z.notes) != maxNotes+1 || !strings.Contains(z.notes[maxNotes], "4985 more notes") {
+		t.Errorf("%d notes, the last is %q", len(z.notes), z.notes[len(z.notes)-1])
+	}
+	if text := strings.Join(z.notes, ""); strings.ContainsAny(text, "\x1b\a") {
+		t.Errorf("escape sequences in %q", text)
+	}
+}
+
 // TestCorefileBudget: what would cost much is refused at little cost, by steps, not by time.
 func TestCorefileBudget(t *testing.T) {
 	nested := "(a0) {\n}\n"
@@ -406,9 +426,11 @@ func TestCorefileReadsNoFiles(t *testing.T) {
 func FuzzCorefile(f *testing.F) {
 	f.Add(kubeadmCorefile)
 	f.Add("(a) {\n import b\n}\n10.0.0.0/9:53 {\n import a\n file db x.test {\n}\n}\nimport /etc/*")
+	f.Add(". {\n import custom/*.server\n}\n(x) {\n import x\n}\n")
 	f.Add("\"a b\" {$X} {\n template IN A \"{{\" {\n}\n}")
 	f.Fuzz(func(t *testing.T, text string) {
-		c, err := parseCorefile(text, corefilePath, container{})
+		in := container{files: map[string]string{"/etc/coredns/custom/a.server": text}, dirs: map[string]struct{}{"/etc/coredns/custom": {}}}
+		c, err := parseCorefile(text, corefilePath, in)
 		if (err == nil) == (c == nil) {
 			t.Fatalf("error %v beside %v", err, c)
 		}
@@ -423,6 +445,9 @@ func FuzzCorefile(f *testing.F) {
 			return
 		}
 		zones, notes := z.names(), z.notes
+		if len(zones) > maxCorefileZones || len(notes) > maxNotes+1 {
+			t.Errorf("%d zones, %d notes", len(zones), len(notes))
+		}
 		again := zonesAt(t, c, true, 53).names()
 		if d := cmp.Diff(zones, again); d != "" {
 			t.Errorf("not the same twice:\n%s", d)

@@ -90,9 +90,12 @@ func (c *corefile) zones(ports []uint16, stubs bool) (servedZones, error) {
 	for _, file := range c.imports {
 		r.note("the Corefile imports %s, which can't be seen from here: name the zones in it with --zone, beside all others", plain(file))
 	}
+	if slices.Contains(r.cluster, "") {
+		r.note("the Corefile gives the kubernetes plugin the root zone, which holds all names: it is left out")
+	}
 	s := r.servedZones
-	if slices.Contains(s.cluster, "") {
-		s.notes = append(s.notes, "the Corefile gives the kubernetes plugin the root zone, which holds all names: it is left out")
+	if r.noted > maxNotes {
+		s.notes = append(s.notes, fmt.Sprintf("the Corefile gives reason for %d more notes", r.noted-maxNotes))
 	}
 	s.cluster = slices.DeleteFunc(unique(s.cluster), tooWide)
 	s.others = slices.DeleteFunc(unique(s.others), tooWide)
@@ -103,15 +106,21 @@ func (c *corefile) zones(ports []uint16, stubs bool) (servedZones, error) {
 	return s, nil
 }
 
+// maxNotes bounds the notes about one Corefile.
+const maxNotes = 16
+
 // zoneReader collects zones.
 type zoneReader struct {
 	servedZones
 	ports []uint16
 	cost  int // names made and compared
+	noted int // notes, those that are too many among them
 }
 
 func (r *zoneReader) note(format string, arguments ...any) {
-	r.notes = append(r.notes, fmt.Sprintf(format, arguments...))
+	if r.noted++; r.noted <= maxNotes {
+		r.notes = append(r.notes, fmt.Sprintf(format, arguments...))
+	}
 }
 
 // parse reads zones, and notes what is none.
@@ -119,7 +128,8 @@ func (r *zoneReader) parse(texts ...string) (zones []string) {
 	for _, text := range texts {
 		found, err := zonesOf(text)
 		if err != nil {
-			r.notes, r.unclear = append(r.notes, err.Error()), true
+			r.note("%v", err)
+			r.unclear = true
 		}
 		if r.cost += 1 + len(found); r.cost > maxCorefileWords {
 			break
@@ -181,7 +191,7 @@ func (r *zoneReader) read(b serverBlock, scope []string) {
 	}
 	if b.has("view") { // another block may answer this host
 		if len(zones) > 0 {
-			r.note("the Corefile answers %s to some clients only (view): name it with --zone, beside all others, if this host is one", strings.Join(zones, ", "))
+			r.note("the Corefile answers %s to some clients only (view): name it with --zone, beside all others, if this host is one", few(zones))
 		}
 		return
 	}
@@ -324,7 +334,7 @@ func plain(text string) string {
 	if text == masked {
 		return "(in quotes)"
 	}
-	return strings.ReplaceAll(text, masked, "")
+	return printable(strings.ReplaceAll(text, masked, ""))
 }
 
 // isZoneName accepts names of letters, digits, hyphens and underscores, within the limits of RFC 1035 section 2.3.4, and

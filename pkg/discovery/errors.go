@@ -9,10 +9,12 @@ import (
 	"net"
 	"net/url"
 	"os"
+	"strconv"
 	"strings"
 	"syscall"
 	"time"
 	"unicode"
+	"unicode/utf8"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	utilnet "k8s.io/apimachinery/pkg/util/net"
@@ -230,11 +232,40 @@ type lineError struct {
 func (e *lineError) Error() string { return e.text }
 func (e *lineError) Unwrap() error { return e.err }
 
-// oneLine keeps err as it is but for line breaks and runs of blanks in its text.
+// oneLine keeps err as it is but for line breaks and runs of blanks in its text, and
+// what a terminal would not show but obey: servers and files have their say in it.
 func oneLine(err error) error {
-	text := strings.Join(strings.Fields(err.Error()), " ")
+	text := printable(strings.Join(strings.Fields(err.Error()), " "))
 	if text == err.Error() {
 		return err
 	}
 	return &lineError{text, err}
+}
+
+// printable escapes what is not, as Go source does.
+func printable(text string) string {
+	if !strings.ContainsFunc(text, isControl) && utf8.ValidString(text) {
+		return text
+	}
+	var b strings.Builder
+	for _, r := range text {
+		if isControl(r) {
+			quoted := strconv.QuoteRune(r)
+			b.WriteString(quoted[1 : len(quoted)-1])
+			continue
+		}
+		b.WriteRune(r) // what is no UTF-8 is the replacement character
+	}
+	return b.String()
+}
+
+func isControl(r rune) bool { return !unicode.IsPrint(r) }
+
+// few lists the first of many names.
+func few(names []string) string {
+	const most = 5
+	if len(names) <= most {
+		return strings.Join(names, ", ")
+	}
+	return fmt.Sprintf("%s and %d more", strings.Join(names[:most], ", "), len(names)-most)
 }

@@ -9,6 +9,9 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 )
 
+// maxEndpoints bounds whom a host asks. Each of them is probed by every host.
+const maxEndpoints = 256
+
 // merge makes one sorted set out of all slices of a Service: the ready endpoints,
 // or, if there is none, those that serve while they terminate or are not ready.
 // Of the ready ones, place chooses. Each address family is for itself, since its

@@ -1,10 +1,12 @@
 package discovery
 
 import (
+	"bytes"
 	"fmt"
 	"net/netip"
 	"slices"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
@@ -260,4 +262,61 @@ func TestSnapshotEqual(t *testing.T) {
 			t.Errorf("%s: must differ", name)
 		}
 	}
+}
+
+// FuzzMerge: whatever slices say, the endpoints are addresses that can be asked, each once, in order, and no more than
+// the slices name: the cost is linear in them but for sorting.
+func FuzzMerge(f *testing.F) {
+	f.Add([]byte("172.20.0.2\x00fd00::2\x00\xff127.0.0.1\x01"), uint8(0))
+	f.Add([]byte("0.0.0.0\x00::ffff:10.0.0.1\x00fe80::1%eth0\x00"), uint8(7))
+	f.Fuzz(func(t *testing.T, data []byte, flags uint8) {
+		service := kubeDNS()
+		var all []*discoveryv1.EndpointSlice
+		named := 0
+		for i, part := range bytes.Split(data, []byte{0xff}) {
+			s := slice(fmt.Sprint(i % 3))
+			if flags>>(i%8)&1 == 1 {
+				s.AddressType = discoveryv1.AddressTypeIPv6
+				s.Ports = s.Ports[i%len(s.Ports):]
+			}
+			for j, address := range bytes.Split(part, []byte{0}) {
+				make := []func(...string) discoveryv1.Endpoint{ready, unready, draining, gone, unset}[(j+int(flags))%5]
+				s.Endpoints = append(s.Endpoints, make(string(address)))
+				named++
+			}
+			all = append(all, s)
+		}
+		got := merge(all, DefaultNamespace, DefaultService, dnsPortsOf(service), placement{})
+		if len(got) > named {
+			t.Errorf("%d endpoints of %d", len(got), named)
+		}
+		for i, e := range got {
+			a := e.Address.Addr()
+			if !e.Address.IsValid() || e.Address.Port() == 0 || a.Is4In6() || a.IsLoopback() || a.IsMulticast() || a.IsUnspecified() || a.Zone() != "" {
+				t.Errorf("endpoint %v", e)
+			}
+			if i > 0 && got[i-1].Address.Compare(e.Address) >= 0 {
+				t.Errorf("%v before %v", got[i-1].Address, e.Address)
+			}
+		}
+		slices.Reverse(all)
+		if again := merge(all, DefaultNamespace, DefaultService, dnsPortsOf(service), placement{}); !slices.EqualFunc(got, again, func(a, b Endpoint) bool { return a.Address == b.Address }) {
+			t.Errorf("%v in another order %v", got, again)
+		}
+	})
+}
+
+// TestManyEndpoints: more than a host should ask are a note.
+func TestManyEndpoints(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := slice("a")
+		for i := range 2000 {
+			s.Endpoints = append(s.Endpoints, ready(fmt.Sprintf("10.1.%d.%d", i/250, i%250+1)))
+		}
+		got := run(t, newCluster(t, kubeDNS("172.21.0.10"), s, configMap(DefaultConfigMap, kubeadmCorefile))).next(t)
+		if len(got.Endpoints) != maxEndpoints || got.Endpoints[0].Address.String() != "10.1.0.1:53" {
+			t.Errorf("%d endpoints from %v", len(got.Endpoints), got.Endpoints[0])
+		}
+		wantNotes(t, got, "has 2000 endpoints: the first 256")
+	})
 }

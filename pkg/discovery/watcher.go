@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"slices"
 	"sync"
 	"sync/atomic"
 
@@ -208,10 +209,16 @@ func (w *Watcher) build() Snapshot {
 	}
 	service := w.service()
 	endpoints, empty := w.endpoints()
+	all := len(endpoints)
+	endpoints = endpoints[:min(all, maxEndpoints)]
 	if len(endpoints) > 0 {
 		w.ports = portsOf(endpoints)
 	}
 	zones := w.zones(w.ports)
+	if all > maxEndpoints {
+		zones.note("the Service %s/%s has %d endpoints: the first %d by address are asked; choose with --endpoint-preference node or zone",
+			w.opts.Namespace, w.name, all, maxEndpoints)
+	}
 	if w.renewal != "" {
 		zones.problem("the kubeconfig has changed and can't be used, the old one stays in use: %s", w.renewal)
 	}
@@ -263,7 +270,8 @@ func portsOf(endpoints []Endpoint) (ports []uint16) {
 	for _, e := range endpoints {
 		ports = append(ports, e.Address.Port())
 	}
-	return ports
+	slices.Sort(ports)
+	return slices.Compact(ports)
 }
 
 // confirmLocked returns the current snapshot, which must exist, with Updated

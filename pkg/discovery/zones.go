@@ -27,6 +27,9 @@ type Zone struct {
 // RFC 3596 section 2.5).
 func (z Zone) Reverse() bool { return below(z.Name, "in-addr.arpa") || below(z.Name, "ip6.arpa") }
 
+// maxZones bounds the zones of all sources together: those of a Corefile, and a thousand reverse zones beside.
+const maxZones = 2 * maxCorefileZones
+
 // zoneSet collects zones and what is to be said about them. The first one who
 // names a zone is its source.
 type zoneSet struct {
@@ -46,7 +49,7 @@ func (s *zoneSet) append(source string, cluster bool, names []string) {
 		s.seen = make(map[string]struct{})
 	}
 	for _, name := range names {
-		if _, ok := s.seen[name]; !ok {
+		if _, ok := s.seen[name]; !ok && len(s.zones) < maxZones {
 			s.seen[name] = struct{}{}
 			s.zones = append(s.zones, Zone{Name: name, Source: source, Cluster: cluster})
 		}

@@ -90,8 +90,14 @@ func newTable(r Routes, own []netip.AddrPort, old *table, policy *healthPolicy) 
 		known:    make(map[netip.AddrPort]*upstream),
 		pace:     newPace(r.Timeout, r.Attempts),
 	}
+	var previous []netip.AddrPort // as a rule all zones have the same servers
+	var servers []*upstream
 	newGroup := func(zone string, addrs []netip.AddrPort) (*group, error) {
 		g := &group{zone: zone, spread: zone != "" || r.Rotate}
+		if slices.Equal(addrs, previous) {
+			g.servers = servers
+			return g, nil
+		}
 		for _, addr := range addrs {
 			u, err := t.upstream(addr, r.TCP[addr], own, old, policy)
 			if err != nil {
@@ -101,6 +107,7 @@ func newTable(r Routes, own []netip.AddrPort, old *table, policy *healthPolicy) 
 				g.servers = append(g.servers, u)
 			}
 		}
+		previous, servers = addrs, g.servers
 		return g, nil
 	}
 

@@ -187,3 +187,28 @@ func TestRoutesChangeMeanwhile(t *testing.T) {
 		})
 	}
 }
+
+// TestManyZones: zones with the same servers share them, so that a change costs what there is, not zones times servers squared.
+func TestManyZones(t *testing.T) {
+	r := Routes{Zones: make(map[string][]netip.AddrPort)}
+	var servers []netip.AddrPort
+	for i := range 1000 {
+		servers = append(servers, netip.AddrPortFrom(netip.AddrFrom4([4]byte{192, 0, byte(i / 250), byte(i%250 + 1)}), 53))
+	}
+	for i := range 2000 {
+		r.Zones[fmt.Sprintf("z%d.test", i)] = servers
+	}
+	table, err := newTable(r, nil, nil, new(healthPolicy))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var first *group
+	for _, g := range table.zones {
+		if first == nil {
+			first = g
+		}
+		if len(g.servers) != len(servers) || &g.servers[0] != &first.servers[0] {
+			t.Fatalf("zone %s has %d servers of its own", g.zone, len(g.servers))
+		}
+	}
+}

@@ -363,3 +363,52 @@ func TestOthersKubeconfig(t *testing.T) {
 	})
 	resolve(t, h.Host(), hostDNS, lab.Backend, lab.Backend4)
 }
+
+// TestHostileCorefile: whoever may edit one ConfigMap neither stops the hosts of the cluster nor takes everybody's names.
+func TestHostileCorefile(t *testing.T) {
+	h, c := onCluster(t, cluster.Options{})
+	if err := c.SetCorefile(t.Context(), cluster.Corefile); err != nil {
+		t.Fatal(err)
+	}
+	h.attach(discovered, ranges)
+	served := h.status().Zones
+	nested, zones := "(s0) {\n}\n", ".:53 {\n kubernetes cluster.local"
+	for i := range 9 {
+		nested += fmt.Sprintf("(s%d) {\n%s}\n", i+1, strings.Repeat(fmt.Sprintf(" import s%d\n", i), 40))
+	}
+	for i := range 20_000 {
+		zones += fmt.Sprintf(" z%d.test", i)
+	}
+	for what, corefile := range map[string]string{"nested imports of nothing": nested + ".:53 {\n import s9\n}\n", "20,000 zones": zones + "\n}\n"} {
+		if err := c.SetCorefile(t.Context(), corefile); err != nil {
+			t.Fatal(err)
+		}
+		eventually(t, "status says that the Corefile costs too much: "+what, func() error {
+			if out := h.run("status", "-o", "json").stdout; !strings.Contains(out, "too large") {
+				return fmt.Errorf("%s", out)
+			}
+			return nil
+		})
+		if got := h.status().Zones; !slices.Equal(got, served) {
+			t.Errorf("%s: zones %v, want %v", what, got, served)
+		}
+		setEndpoints(t, c, lab.CoreDNS0v4)
+		h.follows(patience, lab.CoreDNS0v4)
+		setEndpoints(t, c, lab.CoreDNS0v4, lab.CoreDNS1v4)
+		h.follows(patience, lab.CoreDNS0v4, lab.CoreDNS1v4)
+	}
+	if err := c.SetCorefile(t.Context(), cluster.Corefile+"com:53 org:53 co.uk:53 {\n file db\n}\n"); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "status says that public suffixes are left out", func() error {
+		if out := h.run("status", "-o", "json").stdout; strings.Count(out, "public suffix") != 3 {
+			return fmt.Errorf("%s", out)
+		}
+		return nil
+	})
+	if got := h.status().Zones; !slices.Equal(got, served) {
+		t.Errorf("zones %v, want %v", got, served)
+	}
+	h.healthy()
+	h.detach()
+}
