@@ -3,6 +3,7 @@ package diagnose
 import (
 	"bufio"
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/binary"
 	"encoding/hex"
@@ -17,6 +18,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"syscall"
 	"time"
 
 	"go.yaml.in/yaml/v3"
@@ -27,8 +29,8 @@ import (
 // lookTimeout bounds each look: a file system or a daemon that hangs must not hang doctor.
 const lookTimeout = 2 * time.Second
 
-// maxFile bounds what is read of other programs' files, in octets.
-const maxFile = 1 << 20
+// maxFile bounds what is read of other programs' files, in octets. A table of /proc/net with all sockets of a host fits.
+const maxFile = 16 << 20
 
 // Look is one thing to look at. Do returns what it found as a change of the facts, so that a look that comes too late
 // changes nothing; its context ends with its time.
@@ -95,8 +97,21 @@ func (h Host) Looks() []Look {
 
 // read reads a file that is another program's; one that can't be read is empty.
 func (h Host) read(path string) []byte {
-	content, _ := safefile.ReadFile(context.Background(), h.Root+path, maxFile)
+	content, _, _ := h.readIn("", path)
 	return content
+}
+
+// readIn reads a file as a process sees it whose root directory that is: no link leads out of there.
+func (h Host) readIn(root, path string) (content []byte, info fs.FileInfo, err error) {
+	dir := cmp.Or(h.Root+root, "/")
+	content, err = safefile.Read(context.Background(), dir+path, maxFile, func() (*os.File, error) {
+		file, err := safefile.OpenIn(dir, path)
+		if err == nil {
+			info, err = file.Stat()
+		}
+		return file, err
+	})
+	return content, info, err
 }
 
 func (h Host) exists(path string) bool {
@@ -248,6 +263,50 @@ func (h Host) processes() []process {
 	return out
 }
 
+// believed are the processes whose word counts: root's own, and those that a container runtime has started. Anybody can
+// start one by the name of kubelet or coredns, and name files to it that root alone may read, or that never end.
+func (h Host) believed() []process {
+	return slices.DeleteFunc(h.processes(), func(p process) bool { return !h.isRoots(p.pid) && !h.isContained(p.pid) })
+}
+
+// isRoots looks at all four user numbers: a program of root's that a user has started is not root's (proc_pid_status(5)).
+func (h Host) isRoots(pid int) bool {
+	info, err := os.Stat(fmt.Sprintf("%s/proc/%d", h.Root, pid))
+	if err != nil {
+		return false
+	}
+	if owner, ok := info.Sys().(*syscall.Stat_t); !ok || owner.Uid != 0 {
+		return false
+	}
+	// A process that hides its memory is shown as root's, too.
+	for line := range strings.Lines(string(h.read(fmt.Sprintf("/proc/%d/status", pid)))) {
+		if users, ok := strings.CutPrefix(line, "Uid:"); ok {
+			return !slices.ContainsFunc(strings.Fields(users), func(uid string) bool { return uid != "0" })
+		}
+	}
+	return true
+}
+
+// isContained reports whether a process is in a control group that a container runtime has made. Users make theirs below
+// user.slice only (cgroups(7), delegation).
+func (h Host) isContained(pid int) bool {
+	for line := range strings.Lines(string(h.read(fmt.Sprintf("/proc/%d/cgroup", pid)))) {
+		_, path, _ := strings.Cut(strings.TrimSpace(line), ":/")
+		elements := strings.Split(path, "/")
+		switch elements[0] {
+		case "kubepods", "kubepods.slice", "docker", "k8s.io":
+			return true
+		case "system.slice", "machine.slice":
+			if len(elements) > 1 && slices.ContainsFunc([]string{"docker-", "cri-containerd-", "crio-", "libpod-"}, func(runtime string) bool {
+				return strings.HasPrefix(elements[1], runtime)
+			}) {
+				return true
+			}
+		}
+	}
+	return false
+}
+
 // sockets finds who listens on port 53 in this network namespace, proc_pid_net(5): the socket's inode is found among
 // the descriptors of a process.
 func (h Host) sockets() func(*Facts) {
@@ -331,7 +390,7 @@ const kubeletConfig = "/var/lib/kubelet/config.yaml"
 func (h Host) kubelets() func(*Facts) {
 	var out []Kubelet
 	docker, dockerOK := false, false
-	for _, p := range h.processes() {
+	for _, p := range h.believed() {
 		switch p.name() {
 		case "kubelet":
 			out = append(out, h.kubelet(p))
@@ -350,7 +409,7 @@ func (h Host) kubelets() func(*Facts) {
 		if out[i].ResolvConf == "" {
 			continue
 		}
-		content, err := safefile.ReadFile(context.Background(), h.Root+out[i].ResolvConf, maxFile)
+		content, _, err := h.readIn("", out[i].ResolvConf)
 		out[i].Missing = errors.Is(err, fs.ErrNotExist)
 		out[i].Servers = h.Servers(content)
 	}
@@ -417,12 +476,12 @@ func (h Host) containers() func(*Facts) {
 		return link
 	}
 	ownMounts, ownNetwork := namespace("self", "mnt"), namespace("self", "net")
-	host, hostErr := os.Stat(h.Root + h.ResolvConf)
+	_, host, hostErr := h.readIn("", h.ResolvConf)
 	seen := map[string]bool{ownMounts: true, "": true}
 	var coredns []CoreDNS
 	var pods []Process
 	guardian := 0
-	for _, p := range h.processes() {
+	for _, p := range h.believed() {
 		pid := strconv.Itoa(p.pid)
 		if len(p.args) > 1 && p.args[1] == "guardian" && h.Ours(p.pid) {
 			guardian = p.pid
@@ -438,11 +497,11 @@ func (h Host) containers() func(*Facts) {
 			continue
 		}
 		seen[mounts] = true
-		theirs, err := os.Stat(h.Root + root + "/etc/resolv.conf")
+		content, theirs, err := h.readIn(root, "/etc/resolv.conf")
 		if err != nil || hostErr == nil && os.SameFile(host, theirs) {
 			continue
 		}
-		if slices.ContainsFunc(h.Servers(h.read(root+"/etc/resolv.conf")), netip.Addr.IsLoopback) {
+		if slices.ContainsFunc(h.Servers(content), netip.Addr.IsLoopback) {
 			pods = append(pods, Process{p.pid, p.name()})
 		}
 	}
@@ -462,11 +521,13 @@ func (h Host) coreDNS(p process, root string) CoreDNS {
 		path = "Corefile"
 	}
 	if !filepath.IsAbs(path) {
-		base = fmt.Sprintf("/proc/%d/cwd/", p.pid)
+		base = fmt.Sprintf("/proc/%d/cwd", p.pid)
 	}
-	for _, target := range forwardTargets(string(h.read(base + path))) {
+	corefile, _, _ := h.readIn(base, "/"+strings.TrimPrefix(path, "/"))
+	for _, target := range forwardTargets(string(corefile)) {
 		if filepath.IsAbs(target) {
-			c.Forwards = append(c.Forwards, h.Servers(h.read(root+target))...)
+			content, _, _ := h.readIn(root, target)
+			c.Forwards = append(c.Forwards, h.Servers(content)...)
 			c.Source = "by " + path + " and its " + target
 			continue
 		}

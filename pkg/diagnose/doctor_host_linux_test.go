@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 )
 
@@ -156,5 +157,76 @@ func TestGatherHangs(t *testing.T) {
 	})
 	if f.NSSwitch != "dns" || len(f.Unseen) != 1 || !strings.Contains(f.Unseen[0], "the one that hangs") {
 		t.Errorf("%+v", f)
+	}
+}
+
+// TestGatherBelieves: only root's processes, and those of container runtimes, may name files.
+func TestGatherBelieves(t *testing.T) {
+	for name, tt := range map[string]struct {
+		status, cgroup string
+		believed       bool
+	}{
+		"root's":                    {"Uid:\t0\t0\t0\t0\n", "0::/system.slice/kubelet.service\n", true},
+		"a user's":                  {"Uid:\t1000\t1000\t1000\t1000\n", "0::/user.slice/user-1000.slice/session-1.scope\n", false},
+		"root's, started by a user": {"Uid:\t1000\t0\t0\t0\n", "0::/user.slice/user-1000.slice/session-1.scope\n", false},
+		"in a pod":                  {"Uid:\t65532\t65532\t65532\t65532\n", "0::/kubepods.slice/kubepods-burstable.slice/cri-containerd-1.scope\n", true},
+		"in a pod, cgroup v1":       {"Uid:\t65532\t65532\t65532\t65532\n", "11:memory:/kubepods/burstable/pod1/2\n0::/system.slice/containerd.service\n", true},
+		"in Docker":                 {"Uid:\t65532\t65532\t65532\t65532\n", "0::/system.slice/docker-1.scope\n", true},
+		"in a group of that name":   {"Uid:\t1000\t1000\t1000\t1000\n", "0::/user.slice/user-1000.slice/user@1000.service/kubepods.slice/docker-1.scope\n", false},
+	} {
+		f := look(tree(t, map[string]string{
+			"/proc/9/cmdline": "kubelet\x00--resolv-conf=/a\x00", "/proc/9/comm": "kubelet\n", "/a": "nameserver 192.0.2.1\n",
+			"/proc/9/status": "Name:\tkubelet\n" + tt.status, "/proc/9/cgroup": tt.cgroup,
+		}))
+		if believed := len(f.Kubelets) == 1; believed != tt.believed {
+			t.Errorf("%s: %+v", name, f.Kubelets)
+		}
+	}
+}
+
+// TestGatherStaysInside: a container's links lead nowhere else, and what is no file is not opened.
+func TestGatherStaysInside(t *testing.T) {
+	secret := filepath.Join(t.TempDir(), "secret")
+	if err := os.WriteFile(secret, []byte(".:53 {\n forward . 203.0.113.7\n}\nnameserver 203.0.113.7\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	h := tree(t, map[string]string{
+		"/etc/resolv.conf":                                    "nameserver 192.0.2.1\n",
+		"/secret":                                             "nameserver 203.0.113.7\n",
+		"/proc/self/ns/mnt -> mnt:[1]":                        "",
+		"/proc/self/ns/net -> net:[1]":                        "",
+		"/proc/7/cmdline":                                     "/coredns\x00-conf\x00/Corefile\x00",
+		"/proc/7/comm":                                        "coredns\n",
+		"/proc/7/ns/mnt -> mnt:[7]":                           "",
+		"/proc/7/ns/net -> net:[7]":                           "",
+		"/proc/7/root/Corefile":                               ".:53 {\n forward . /out /up /fifo /dev\n}\n",
+		"/proc/7/root/out -> " + secret:                       "",
+		"/proc/7/root/up -> ../../../secret":                  "",
+		"/proc/7/root/etc/resolv.conf -> " + secret:           "",
+		"/proc/8/cmdline":                                     "kubelet\x00--resolv-conf=/fifo\x00--config=/zero\x00",
+		"/proc/8/comm":                                        "kubelet\n",
+		"/zero -> /dev/zero":                                  "",
+		"/proc/9/cmdline":                                     "/coredns\x00-conf\x00/Corefile\x00",
+		"/proc/9/comm":                                        "coredns\n",
+		"/proc/9/ns/mnt -> mnt:[9]":                           "",
+		"/proc/9/root/Corefile -> " + secret:                  "",
+		"/proc/10/cmdline":                                    "/coredns\x00",
+		"/proc/10/comm":                                       "coredns\n",
+		"/proc/10/ns/mnt -> mnt:[10]":                         "",
+		"/proc/10/cwd/Corefile -> ../../../../../.." + secret: "",
+	})
+	for _, path := range []string{"/fifo", "/proc/7/root/fifo"} {
+		if err := syscall.Mkfifo(h.Root+path, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	f := look(h)
+	if len(f.Unseen) > 0 || len(f.CoreDNS) != 3 || len(f.Kubelets) != 1 || len(f.Pods) > 0 {
+		t.Errorf("%+v", f)
+	}
+	for _, c := range f.CoreDNS {
+		if len(c.Forwards) > 0 {
+			t.Errorf("read outside: %+v", c)
+		}
 	}
 }

@@ -224,6 +224,27 @@ func TestDoctorProcesses(t *testing.T) {
 	})
 }
 
+// TestDoctorAndStrangers: who calls himself kubelet chooses no file that root reads.
+func TestDoctorAndStrangers(t *testing.T) {
+	h := raise(t, lab.Options{NoServers: true})
+	must(t, h.Host(), "sh", "-ec", "cp /bin/sh /run/kubelet; chmod 755 /run/kubelet; echo 'resolvConf: /secret' >/run/kubelet.yaml; chmod 600 /run/kubelet.yaml")
+	start := func(user string) {
+		h.background("setpriv", "--reuid="+user, "--clear-groups", "/run/kubelet", "-c", "sleep 1000; :", "x", "--config=/run/kubelet.yaml")
+	}
+	start("65534")
+	eventually(t, "it runs", func() error {
+		if r := command(t, h.Host(), "pgrep", "-u", "65534", "-x", "kubelet"); r.code != 0 {
+			return fmt.Errorf("%v", r)
+		}
+		return nil
+	})
+	if r := h.run("doctor", "-o", "json"); strings.Contains(r.stdout, "/secret") {
+		t.Errorf("%v", r)
+	}
+	start("0")
+	h.eventuallyFinding("kubelet", "fail", "/secret")
+}
+
 // TestDoctorAttached: what is wrong only while attached.
 func TestDoctorAttached(t *testing.T) {
 	h := raise(t, lab.Options{})
