@@ -10,6 +10,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"runtime/debug"
 	"sync"
 	"time"
 
@@ -100,6 +101,10 @@ func CheckPrivilege(verb string) error {
 	return nil
 }
 
+// memoryLimit is where the garbage collector begins to work harder, in octets: well above what a busy forwarder takes, and
+// below MemoryMax of the unit. The environment variable GOMEMLIMIT overrides it.
+const memoryLimit = 256 << 20
+
 // New prepares a Daemon and touches nothing. The configuration must be valid.
 func New(c config.Config, version string, log *zap.Logger) *Daemon {
 	return &Daemon{
@@ -112,6 +117,9 @@ func New(c config.Config, version string, log *zap.Logger) *Daemon {
 // detach it lingers until that is of no more use, or ctx ends. An error before ready means that nothing is changed on the host, or that all
 // changes are undone; what could not be undone is in the error and stays in the journal.
 func (d *Daemon) Run(ctx context.Context, ready func(status.Report)) error {
+	if os.Getenv("GOMEMLIMIT") == "" {
+		debug.SetMemoryLimit(memoryLimit)
+	}
 	err := d.run(ctx, ready)
 	return errors.Join(err, d.lingering.run(ctx))
 }

@@ -379,3 +379,61 @@ func TestIdleConnections(t *testing.T) {
 		}
 	}
 }
+
+// TestLongMessagesFromAWorker: what one sends by TCP and nobody wants makes the daemon no bigger.
+func TestLongMessagesFromAWorker(t *testing.T) {
+	h := raise(t, lab.Options{})
+	h.attach()
+	pid := h.healthy().PID
+	message := make([]byte, 2+65535)
+	message[0], message[1] = 0xff, 0xff
+	copy(message[2:], pack(t, 1, lab.WWW, dns.TypeA))
+	message[2+11] = 1 // an additional record, which takes the rest
+	record := message[2+len(pack(t, 1, lab.WWW, dns.TypeA)):]
+	copy(record, []byte{0, 0xff, 0, 0, 1, 0, 0, 0, 0, byte((len(record) - 11) >> 8), byte(len(record) - 11)})
+	const conns, each = 100, 64
+	var group sync.WaitGroup
+	for range conns {
+		var conn net.Conn
+		if err := h.Worker().Do(func() (err error) {
+			conn, err = net.Dial("tcp4", switchDNS.String())
+			return err
+		}); err != nil {
+			t.Fatal(err)
+		}
+		group.Go(func() {
+			defer conn.Close()
+			_ = conn.SetDeadline(time.Now().Add(patience))
+			for range each {
+				if _, err := conn.Write(message); err != nil {
+					return // it had to make room
+				}
+			}
+		})
+	}
+	group.Wait()
+	if m, err := h.Host().Query(t.Context(), "tcp", hostDNS, lab.WWW, dns.TypeA); err != nil || len(m.Answer) != 1 {
+		t.Errorf("the host asks: %v %v", err, m)
+	}
+	most := memory(t, h.Host(), pid)
+	t.Logf("at most %d MB", most>>20)
+	if most > 200<<20 {
+		t.Errorf("the daemon took %d MB", most>>20)
+	}
+}
+
+// memory is the most that a process of a node has had resident, in octets.
+func memory(t *testing.T, node *lab.Node, pid int) (octets int) {
+	t.Helper()
+	content, err := node.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for line := range strings.Lines(string(content)) {
+		if _, err := fmt.Sscanf(line, "VmHWM: %d kB", &octets); err == nil {
+			return octets << 10
+		}
+	}
+	t.Fatalf("no VmHWM in %s", content)
+	return 0
+}
