@@ -120,6 +120,7 @@ struct dns_scratch {
 	__u16 may_ask; /* is the source right, and allowed? Of queries that come by a wire */
 	__u32 group;
 	__u64 question_hash; /* set by route_query() */
+	__u64 draws;         /* how often a NAT port was drawn for */
 };
 
 struct {

@@ -88,7 +88,7 @@ static __always_inline __u32 reply_ifindex(__u32 ifindex)
  *
  * Return: DNS_OK with the rewrite set and the flow open, or why the query is passed.
  */
-static __always_inline enum dns_reason decide_query(const struct dns_pkt *pkt, const struct dns_scratch *scratch,
+static __always_inline enum dns_reason decide_query(const struct dns_pkt *pkt, struct dns_scratch *scratch,
                                                     const struct dns_config *config, enum dns_scope scope,
                                                     __u32 ifindex, bool local, struct dns_rewrite *to)
 {
@@ -98,7 +98,7 @@ static __always_inline enum dns_reason decide_query(const struct dns_pkt *pkt, c
 
 	if (!backend)
 		return DNS_REASON_passed_no_backend;
-	flow = flow_claim(config, &nat_port);
+	flow = flow_claim(config, scratch, pkt, local, &nat_port);
 	if (!flow)
 		return DNS_REASON_passed_no_flow_slot;
 	flow->timed_ns = nat_port % DNS_LATENCY_SAMPLE ? 0 : bpf_ktime_get_ns();

@@ -43,6 +43,7 @@ struct dns_zone_shape {
 struct dns_config {
 	__u64 flow_timeout_ns;    /* a later reply is no longer delivered */
 	__u64 question_seed;      /* random, secret: keys the hash that a reply's question is compared by */
+	__u64 draw_key[2];        /* random, secret, of this load: NAT ports are drawn with it */
 	__u64 heartbeat_ns;       /* CLOCK_MONOTONIC_COARSE of the daemon's last sign of life */
 	__u64 heartbeat_limit_ns; /* a daemon silent for longer is dead; 0: it is never taken for dead */
 	__u16 nat_port_min;       /* NAT ports are drawn from [min, min + count) */
@@ -51,7 +52,7 @@ struct dns_config {
 	__u16 zone_shapes_count;
 	struct dns_zone_shape zone_shapes[DNS_ZONE_SHAPES_MAX]; /* of dns_zones, without repetition, longest first */
 };
-_Static_assert(sizeof(struct dns_config) == 104, "layout is shared with user space");
+_Static_assert(sizeof(struct dns_config) == 120, "layout is shared with user space");
 
 struct dns_listener_key {
 	__u8 addr[16];

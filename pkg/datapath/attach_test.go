@@ -414,6 +414,10 @@ func TestMapsOutliveProcess(t *testing.T) {
 		t.Fatal(err)
 	}
 	config.FlowTimeoutNs *= 2
+	if adopted.DrawKey == config.DrawKey || adopted.DrawKey == ([2]uint64{}) {
+		t.Error("NAT ports are drawn with the old key, or none")
+	}
+	config.DrawKey = adopted.DrawKey
 	if adopted != config {
 		t.Errorf("config %+v, want %+v", adopted, config)
 	}

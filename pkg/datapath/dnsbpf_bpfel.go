@@ -32,6 +32,7 @@ type dnsbpfDnsConfig struct {
 	_                structs.HostLayout
 	FlowTimeoutNs    uint64
 	QuestionSeed     uint64
+	DrawKey          [2]uint64
 	HeartbeatNs      uint64
 	HeartbeatLimitNs uint64
 	NatPortMin       uint16
@@ -130,6 +131,7 @@ type dnsbpfDnsScratch struct {
 	Group        uint32
 	_            [4]byte
 	QuestionHash uint64
+	Draws        uint64
 }
 
 type dnsbpfDnsSource struct {

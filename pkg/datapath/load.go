@@ -146,23 +146,35 @@ func describeLoadError(err error) error {
 func (d *Datapath) mapDir() string  { return filepath.Join(d.options.PinDir, "maps") }
 func (d *Datapath) linkDir() string { return filepath.Join(d.options.PinDir, "links") }
 
-// configure sets what dns_config holds besides the zones. The seed stays: queries in flight were hashed with it.
+// configure sets what dns_config holds besides the zones. The seed stays: queries in flight were hashed with it. The key
+// is another one with each load, since the programs' count of draws begins anew.
 func (d *Datapath) configure() error {
 	config, err := d.readConfig()
 	if err != nil {
 		return err
 	}
 	for config.QuestionSeed == 0 {
-		var seed [8]byte
-		if _, err := rand.Read(seed[:]); err != nil {
-			return fmt.Errorf("draw a hash seed: %w", err)
+		if config.QuestionSeed, err = secret(); err != nil {
+			return err
 		}
-		config.QuestionSeed = binary.NativeEndian.Uint64(seed[:])
+	}
+	for i := range config.DrawKey {
+		if config.DrawKey[i], err = secret(); err != nil {
+			return err
+		}
 	}
 	config.FlowTimeoutNs = uint64(d.options.FlowTimeout.Nanoseconds())
 	config.NatPortMin = d.options.NATPorts.First
 	config.NatPortCount = uint16(min(d.options.NATPorts.count(), natPortsMax))
 	return d.writeConfig(config)
+}
+
+func secret() (uint64, error) {
+	var random [8]byte
+	if _, err := rand.Read(random[:]); err != nil {
+		return 0, fmt.Errorf("draw a secret: %w", err)
+	}
+	return binary.NativeEndian.Uint64(random[:]), nil
 }
 
 func (d *Datapath) readConfig() (config dnsbpfDnsConfig, err error) {

@@ -462,7 +462,7 @@ func TestFlowCollisions(t *testing.T) {
 			}
 			h.deliver(t, FromHost, f, first, replyFrame(first, answer(t, first)))
 			// Given back by the reply, and claimed anew from a query whose reply never came.
-			second := h.steer(t, FromClient, f, withID("c.cluster.local", 7))
+			second := h.steer(t, FromHost, f, withID("c.cluster.local", 7))
 			second.flow.StartedNs -= uint64(DefaultFlowTimeout.Nanoseconds()) + 1
 			if err := h.objects.DnsFlows.Put(second.slot, second.flow); err != nil {
 				t.Fatal(err)

@@ -207,7 +207,8 @@ func TestInFlight(t *testing.T) {
 	steered, passed := now.rose(before, "host", "steered"), now.rose(before, "host", "passed_no_flow_slot")
 	t.Logf("filled in %s, counted after %s: %d slots taken, %d steered, %d passed for want of one",
 		filled.Round(time.Millisecond), counted.Round(time.Millisecond), full, steered, passed)
-	if steered+passed != flowSlots/4+all {
+	// The daemon may have tried the kernel's way itself.
+	if more := steered + passed - (flowSlots/4 + all); more < 0 || more > 10 {
 		t.Errorf("steered %d and passed %d of %d queries", steered, passed, flowSlots/4+all)
 	}
 	if filled > 4*time.Second {
@@ -271,6 +272,7 @@ func TestFlowsExpire(t *testing.T) {
 	h := raise(t, lab.Options{})
 	r := respond(t, h.Pod("app"), lab.App4+":53", "172.21.0.85")
 	h.attach(endpoint(lab.App4), ranges)
+	h.kill() // a daemon would put an endpoint aside that so much is lost to
 	conn, err := bigSocket(h.Host(), "0.0.0.0:0")
 	if err != nil {
 		t.Fatal(err)
@@ -300,4 +302,48 @@ func TestFlowsExpire(t *testing.T) {
 		}
 		return nil
 	})
+}
+
+// TestFlood: one worker's queries that nobody answers take no slots from this host, and leave some to another worker.
+func TestFlood(t *testing.T) {
+	h := raise(t, lab.Options{})
+	r := respond(t, h.Pod("app"), lab.App4+":53", "172.21.0.86")
+	h.attach(endpoint(lab.App4), ranges, pods("cni0"))
+	h.kill() // a daemon would put an endpoint aside that so much is lost to
+	conn, err := bigSocket(h.Worker(), "0.0.0.0:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	before := h.dataplane()
+	r.setHold(true)
+	payload := pack(t, 0, lab.Backend, dns.TypeA)
+	begin := time.Now()
+	for id := range 3 * flowSlots {
+		payload[0], payload[1] = byte(id>>8), byte(id)
+		if _, err := conn.WriteToUDPAddrPort(payload, switchDNS); err != nil {
+			t.Fatal(err)
+		}
+	}
+	taken := h.inFlight()
+	if took := time.Since(begin); took > 4*time.Second {
+		t.Skipf("this machine took %s to send, and a query waits for 5 s only", took)
+	}
+	if taken > flowSlots/4 {
+		t.Errorf("one worker has %d of %d slots", taken, flowSlots)
+	}
+	r.mu.Lock()
+	r.held, r.hold = nil, false // they are lost
+	r.mu.Unlock()
+	const asked = 50
+	for range asked {
+		resolve(t, h.Host(), hostDNS, lab.Backend, "172.21.0.86")
+	}
+	after := h.dataplane()
+	if n := after.rose(before, "host", "replied"); n != asked {
+		t.Errorf("%d of %d of this host's queries went by the kernel's way", n, asked)
+	}
+	if after.rose(before, "kubeswitch", "passed_no_flow_slot") == 0 {
+		t.Error("the flood found a slot for each query: this shows nothing")
+	}
 }
