@@ -192,8 +192,12 @@ func (r Report) Summary() string {
 	if len(r.Resolver.SteeredAt) > 0 {
 		others = "left to the resolver at " + strings.Join(r.Resolver.SteeredAt, " and ")
 	}
-	return fmt.Sprintf("attached: %s to %s, all other names %s",
+	text := fmt.Sprintf("attached: %s to %s, all other names %s",
 		say.Count(len(r.Zones), "zone"), say.Count(len(r.Endpoints), "endpoint"), others)
+	if r.Shared != nil {
+		text += "; KubeSwitch: " + r.Shared.String()
+	}
+	return text
 }
 
 // Write writes the report.

@@ -61,8 +61,7 @@ func (c *Cluster) Requests(user string) ([]Request, error) {
 	return requests, scanner.Err()
 }
 
-// Apply creates the objects of a manifest, of the kinds that rights are made of. A Secret for a token is left out: the
-// controller that fills it does not run here, and Token does without.
+// Apply creates the objects of a manifest, of the kinds that rights are made of.
 func (c *Cluster) Apply(ctx context.Context, manifest []byte) error {
 	for _, document := range bytes.Split(manifest, []byte("\n---\n")) {
 		object, kind, err := scheme.Codecs.UniversalDeserializer().Decode(document, nil, nil)
@@ -80,7 +79,6 @@ func (c *Cluster) Apply(ctx context.Context, manifest []byte) error {
 			_, err = c.Client.RbacV1().ClusterRoles().Create(ctx, o, metav1.CreateOptions{})
 		case *rbacv1.ClusterRoleBinding:
 			_, err = c.Client.RbacV1().ClusterRoleBindings().Create(ctx, o, metav1.CreateOptions{})
-		case *corev1.Secret:
 		default:
 			return fmt.Errorf("the manifest has a %s, which Apply does not know", kind)
 		}

@@ -573,7 +573,7 @@ func TestUnits(t *testing.T) {
 	h := raise(t, lab.Options{NoServers: true})
 	h.install()
 	var paths []string
-	for _, name := range []string{"k2s-dnsbpf.service", "k2s-dnsbpf-restore.service"} {
+	for _, name := range []string{"k2s-dnsbpf.service", "k2s-dnsbpf-restore.service", "k2s-dnsbpf-token.service", "k2s-dnsbpf-token.timer"} {
 		path, _ := unitFile(t, name)
 		paths = append(paths, path)
 	}
