@@ -191,7 +191,7 @@ func Detach(ctx context.Context, c config.Config, log *zap.Logger) (done []strin
 			return nil, err
 		}
 	}
-	lock, err := state.Lock(ctx, path)
+	lock, err := awaitLock(ctx, path, ended)
 	if err != nil {
 		return nil, fmt.Errorf("detach: the daemon does not end: %w: see %s", err, filepath.Join(c.RunDir, LogFile))
 	}
@@ -237,6 +237,23 @@ func end(ctx context.Context, pid int, c config.Config) error {
 		return nil
 	}
 	return terminate(pid)
+}
+
+// awaitLock waits for the lock of a process that is to end. One that is stopped meanwhile is continued.
+func awaitLock(ctx context.Context, path string, pid int) (*state.Locked, error) {
+	for {
+		trying, cancel := context.WithTimeout(ctx, controlTimeout)
+		lock, err := state.Lock(trying, path)
+		cancel()
+		if !errors.Is(err, state.ErrLocked) || ctx.Err() != nil {
+			return lock, err
+		}
+		if now, held := state.Holder(path); held && now == pid {
+			if err := sendSignal(pid, unix.SIGCONT); err != nil {
+				return nil, err
+			}
+		}
+	}
 }
 
 // isDaemon guards against a process number from another PID namespace.
