@@ -70,7 +70,7 @@ the host has now. Returns when the host resolves through it; the daemon stays in
 		if err != nil {
 			return err
 		}
-		fmt.Fprintln(cmd.OutOrStdout(), said)
+		printLines(cmd, []string{said})
 		return nil
 	}
 	return cmd
@@ -108,6 +108,6 @@ func attachOrReload(ctx context.Context, c config.Config) (said string, err erro
 
 func printLines(cmd *cobra.Command, lines []string) {
 	for _, line := range lines {
-		fmt.Fprintln(cmd.OutOrStdout(), line)
+		fmt.Fprintln(cmd.OutOrStdout(), status.Printable(line, ""))
 	}
 }

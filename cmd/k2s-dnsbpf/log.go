@@ -5,9 +5,12 @@ package main
 import (
 	"fmt"
 	"os"
+	"strings"
 
 	"go.uber.org/zap"
 	"go.uber.org/zap/zapcore"
+
+	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/status"
 )
 
 // newLogger logs to standard error, in lines that people read.
@@ -23,5 +26,17 @@ func newLoggerTo(to zapcore.WriteSyncer, level string) (*zap.Logger, error) {
 	c := zap.NewProductionEncoderConfig()
 	c.EncodeTime = zapcore.ISO8601TimeEncoder
 	c.EncodeLevel = zapcore.CapitalLevelEncoder
-	return zap.New(zapcore.NewCore(zapcore.NewConsoleEncoder(c), to, parsed)), nil
+	return zap.New(zapcore.NewCore(zapcore.NewConsoleEncoder(c), printable{to}, parsed)), nil
+}
+
+// printable lets through what may reach a terminal. It gets an entry at a time, whose cells are separated by tabs.
+type printable struct{ zapcore.WriteSyncer }
+
+// Write implements zapcore.WriteSyncer.
+func (p printable) Write(entry []byte) (int, error) {
+	text := status.Printable(strings.TrimSuffix(string(entry), "\n"), "\t") + "\n"
+	if _, err := p.WriteSyncer.Write([]byte(text)); err != nil {
+		return 0, err
+	}
+	return len(entry), nil
 }

@@ -15,6 +15,7 @@ import (
 
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/config"
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/daemon"
+	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/status"
 )
 
 // The exit statuses: scripts depend on them.
@@ -53,7 +54,7 @@ func exitStatus(err error) int {
 		return exitUnhealthy
 	}
 	// Joined errors have a line each; a script reads one.
-	fmt.Fprintf(os.Stderr, "k2s-dnsbpf: %s\n", strings.ReplaceAll(err.Error(), "\n", "; "))
+	fmt.Fprintf(os.Stderr, "k2s-dnsbpf: %s\n", status.Printable(strings.ReplaceAll(err.Error(), "\n", "; "), ""))
 	var usage usageError
 	if errors.As(err, &usage) || errors.Is(err, config.ErrInvalid) {
 		return exitUsage

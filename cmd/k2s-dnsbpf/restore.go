@@ -3,8 +3,6 @@
 package main
 
 import (
-	"fmt"
-
 	"github.com/spf13/cobra"
 
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/daemon"
@@ -28,7 +26,7 @@ fails: detach is the command then.`,
 		done, err := daemon.Restore(cmd.Context(), c, log)
 		printLines(cmd, done)
 		if err == nil && len(done) == 0 {
-			fmt.Fprintln(cmd.OutOrStdout(), c.ResolvConf+" is the original: nothing to do")
+			printLines(cmd, []string{c.ResolvConf + " is the original: nothing to do"})
 		}
 		return err
 	}

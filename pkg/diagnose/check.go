@@ -133,18 +133,21 @@ func (r CheckReport) Write(w io.Writer, format status.Format) error {
 
 func (r CheckReport) writeTable(w io.Writer) error {
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(t, r.Verdict)
+	status.Row(t, r.Verdict)
 	for _, part := range []struct {
 		question Question
 		title    string
 	}{{Where, "WHERE IS IT?"}, {How, "HOW DO I GET THERE?"}} {
-		title := "\n" + part.title + "\n"
+		title := part.title
 		for _, step := range r.Steps {
 			if step.Question != part.question {
 				continue
 			}
-			fmt.Fprintf(t, "%s  %s\t%s\t%s%s\n", title, step.State, step.About, step.Text, step.took())
-			title = ""
+			if title != "" {
+				fmt.Fprintf(t, "\n%s\n", title)
+				title = ""
+			}
+			status.Row(t, "  "+string(step.State), step.About, step.Text+step.took())
 		}
 	}
 	return t.Flush()

@@ -99,10 +99,10 @@ func (e Examination) writeTable(w io.Writer) error {
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(t, "CHECK\tRESULT\tFINDING")
 	for _, f := range e.Findings {
-		fmt.Fprintf(t, "%s\t%s\t%s\n", f.Check, f.Result, f.Says)
+		status.Row(t, f.Check, string(f.Result), f.Says)
 		for _, more := range []struct{ label, text string }{{"consequence", f.Consequence}, {"fix", f.Fix}} {
 			if more.text != "" {
-				fmt.Fprintf(t, "\t\t%s: %s\n", more.label, more.text)
+				status.Row(t, "", "", more.label+": "+more.text)
 			}
 		}
 	}

@@ -3,7 +3,9 @@
 package status
 
 import (
+	"bytes"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"strings"
@@ -214,23 +216,40 @@ func (r Report) Write(w io.Writer, format Format) error {
 	return Encode(w, format, r, r.writeTable)
 }
 
-// Encode writes a report in one of the forms. table writes it as a table.
+// Encode writes a report in one of the forms, see Printable. table writes it as a table.
 func Encode(w io.Writer, format Format, report any, table func(io.Writer) error) error {
+	var whole bytes.Buffer
+	var err error
 	switch format {
 	case JSON:
-		encoder := json.NewEncoder(w)
+		encoder := json.NewEncoder(&whole)
 		encoder.SetEscapeHTML(false)
 		encoder.SetIndent("", "  ")
-		return encoder.Encode(report)
+		err = encoder.Encode(report)
 	case YAML:
-		encoder := yaml.NewEncoder(w)
+		encoder := yaml.NewEncoder(&whole)
 		encoder.SetIndent(2)
-		if err := encoder.Encode(report); err != nil {
-			return err
-		}
-		return encoder.Close()
+		err = errors.Join(encoder.Encode(report), encoder.Close())
+	default:
+		err = table(&whole)
 	}
-	return table(w)
+	if err != nil {
+		return err
+	}
+	_, err = io.WriteString(w, Printable(whole.String(), "\n"))
+	return err
+}
+
+// Printable is a text that others had a part in as it may reach a terminal: what is not printable, and not in keep, is
+// escaped.
+func Printable(text, keep string) string { return say.Printable(text, keep) }
+
+// Row writes the cells of one row of a table, each on its one line.
+func Row(w io.Writer, cells ...string) {
+	for i, cell := range cells {
+		cells[i] = Printable(cell, "")
+	}
+	fmt.Fprintln(w, strings.Join(cells, "\t"))
 }
 
 // orEmpty makes a list of nothing an empty one: JSON has null for a nil one, which no script expects.
@@ -246,7 +265,7 @@ var scopeOrder = []string{"host", "kubeswitch", "pod", "transparent", "shared"}
 
 func (r Report) writeTable(w io.Writer) error {
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
-	row := func(cells ...string) { fmt.Fprintln(t, strings.Join(cells, "\t")) }
+	row := func(cells ...string) { Row(t, cells...) }
 
 	row("STATE", r.stateLine())
 	for _, problem := range r.Problems {

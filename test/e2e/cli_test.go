@@ -549,3 +549,37 @@ func TestCompletionAndVersion(t *testing.T) {
 		}
 	}
 }
+
+// TestNothingReachesTheTerminal: names that others gave, and arguments, are escaped wherever they are printed or logged.
+func TestNothingReachesTheTerminal(t *testing.T) {
+	const evil = "\x1b]0;owned\a\x1b[2J\u009b31m\u202e"
+	h := raise(t, lab.Options{})
+	must(t, h.Host(), "sh", "-c", "printf 'search "+evil+".example\noptions x"+evil+"\nnameserver 192.0.2.54"+evil+"\n' >>/etc/resolv.conf")
+	clean := func(args ...string) {
+		t.Helper()
+		r := h.run(args...)
+		for _, bad := range []string{"\x1b", "\a", "\u009b", "\u202e"} {
+			if strings.Contains(r.stdout+r.stderr, bad) {
+				t.Errorf("%q in the output of %q: %q %q", bad, args, r.stdout, r.stderr)
+			}
+		}
+	}
+	clean("attach", "--kubeconfig", "/"+evil)
+	clean("attach", "--zone", evil)
+	clean("attach", "--dns-endpoint", evil)
+	clean("--" + evil)
+	clean(evil)
+	clean(append(attachArgs(), "--dry-run")...)
+	clean("status")
+	h.attach()
+	for _, command := range [][]string{{"status"}, {"doctor"}, {"check", lab.Backend}, {"check", "x" + evil}, {"check", evil + ":80"}} {
+		for _, format := range []string{"table", "json", "yaml", evil} {
+			clean(append(command, "-o", format)...)
+		}
+	}
+	log, err := h.Host().ReadFile("/run/k2s-dnsbpf/daemon.log")
+	if err != nil || strings.ContainsAny(string(log), "\x1b\a\u009b\u202e") {
+		t.Errorf("%v: %q", err, log)
+	}
+	clean("detach")
+}
