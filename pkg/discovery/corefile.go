@@ -214,6 +214,9 @@ func (x *expander) expand(words []word, dir string, depth int, top bool) error {
 		}
 		if w.text == "import" && (w.first || i > 0 && words[i-1].text == "{") && i+1 < len(words) && !words[i+1].first {
 			i++
+			if i+1 < len(words) && !words[i+1].first {
+				return fmt.Errorf("line %d: import takes one argument", w.line)
+			}
 			if err := x.include(words[i].text, dir, depth, top && braces == 0); err != nil {
 				return err
 			}

@@ -10,10 +10,13 @@ import (
 	corev1 "k8s.io/api/core/v1"
 )
 
+// corefilePlace is a key of a ConfigMap.
+type corefilePlace struct{ configMap, key string }
+
 // corefileSource is where the Corefile is.
 type corefileSource struct {
-	configMap, key string
-	layout         layout // of the container that reads it, zero if that is not known
+	corefilePlace
+	layout layout // of the container that reads it, zero if that is not known
 }
 
 // readCorefile is the newest Corefile that could be read, and what was made of it. The zero value is none.
@@ -117,23 +120,26 @@ func (w *Watcher) findCorefile() (source corefileSource, text string, looked []s
 	if service == nil {
 		return source, "", nil
 	}
-	source.layout, source.key = w.layout(service), corefileName
-	names := w.fallbackMaps()
-	if w.opts.ConfigMap != "" {
-		names = []string{w.opts.ConfigMap}
-	} else if name, key, ok := source.layout.source(); ok {
-		names, source.key = []string{name}, key
+	source.layout = w.layout(service)
+	places := source.layout.sources()
+	switch {
+	case w.opts.ConfigMap != "":
+		places = []corefilePlace{{w.opts.ConfigMap, corefileName}}
+	case len(places) == 0:
+		for _, name := range w.fallbackMaps() {
+			places = append(places, corefilePlace{name, corefileName})
+		}
 	}
-	for _, name := range names {
-		data, known := w.configMap(name)
+	for _, place := range places {
+		data, known := w.configMap(place.configMap)
 		if !known {
 			return source, "", nil
 		}
-		if text, ok := data[source.key]; ok {
-			source.configMap = name
+		if text, ok := data[place.key]; ok {
+			source.corefilePlace = place
 			return source, text, nil
 		}
-		looked = append(looked, "ConfigMap "+name)
+		looked = append(looked, "ConfigMap "+place.configMap)
 	}
 	labelled := stored[*corev1.ConfigMap](w.optional.labelledMaps)
 	slices.SortFunc(labelled, func(a, b *corev1.ConfigMap) int { return strings.Compare(a.Name, b.Name) })
@@ -232,10 +238,15 @@ func (c *readCorefile) serve(s *zoneSet, found string, ports []uint16, stubs boo
 	}
 	tell(s.problem, cluster)
 	tell(s.note, others)
-	c.domain = unique(append(z.cluster, slices.DeleteFunc(c.domain, func(zone string) bool { return !slices.Contains(names, zone) })...))
-	c.served, c.unseen = names, unseen
-	s.addCluster(from, c.domain...)
+	domain := unique(append(z.cluster, slices.DeleteFunc(slices.Clone(c.domain), func(zone string) bool { return !slices.Contains(names, zone) })...))
+	if len(ports) > 0 { // else it is not known yet which of them are served there
+		c.domain, c.served, c.unseen = domain, names, unseen
+	}
+	s.addCluster(from, domain...)
 	s.add(from, names...)
 	s.notes = append(s.notes, z.notes...)
+	if len(names)+len(z.notes) == 0 {
+		s.note("the Corefile of %s names no zone that CoreDNS answers itself where it is asked: name the cluster's with --zone", found)
+	}
 	return nil
 }

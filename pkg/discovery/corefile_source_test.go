@@ -109,6 +109,16 @@ func TestCorefileIsFound(t *testing.T) {
 				ConfigMap: &corev1.ConfigMapProjection{LocalObjectReference: corev1.LocalObjectReference{Name: "mine"}}}}}},
 				corev1.VolumeMount{MountPath: "/etc/coredns/"}})},
 			zones: []string{"k2s.internal"}},
+		"a directory of several": {objects: []runtime.Object{
+			withData(&corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: DefaultNamespace, Name: "extra"}, Data: map[string]string{}}, "a.server", "corp.example {\n file db\n}\n"),
+			configMap("mine", serving("k2s.internal")+"import *.server\n"), configMap("coredns", serving("wrong.test")),
+			deployment("dns", volume{corev1.VolumeSource{Projected: &corev1.ProjectedVolumeSource{Sources: []corev1.VolumeProjection{
+				{ConfigMap: &corev1.ConfigMapProjection{LocalObjectReference: corev1.LocalObjectReference{Name: "extra"}}},
+				{ConfigMap: &corev1.ConfigMapProjection{LocalObjectReference: corev1.LocalObjectReference{Name: "mine"}}}}}},
+				corev1.VolumeMount{MountPath: "/etc/coredns"}})},
+			zones: []string{"k2s.internal", "corp.example"}},
+		"it names no zone": {objects: []runtime.Object{configMap("coredns", ".:53 {\n kubernetai cluster.local\n forward . 10.0.0.1\n}")},
+			notes: []string{"names no zone that CoreDNS answers itself"}},
 		"K3s, AKS: servers in coredns-custom": {objects: []runtime.Object{
 			configMap("coredns", custom), deployment("dns", mounting("coredns", "/etc/coredns", "Corefile=Corefile"), mounting("coredns-custom", "/etc/coredns/custom")),
 			withData(withData(configMap("coredns-custom", ""), "corp.server", "corp.example {\n file db\n}\n"), "x.override", "bad {")},
@@ -159,6 +169,21 @@ func TestCorefileIsFound(t *testing.T) {
 			})
 		})
 	}
+}
+
+// TestZonesBeforeEndpoints: as long as CoreDNS has no endpoint its port is not known. Its names go nowhere else meanwhile.
+func TestZonesBeforeEndpoints(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newCluster(t, kubeDNS("172.21.0.10"), slice("a"), configMap(DefaultConfigMap, serving("k2s.internal")+"other.test:5353 {\n file db\n}"))
+		f := run(t, c)
+		wantZones(t, f.next(t), "k2s.internal", "other.test")
+		c.setSlice(slice("a", ready("172.20.0.2")))
+		s := f.next(t)
+		wantZones(t, s, "k2s.internal")
+		if len(s.Problems) > 0 {
+			t.Errorf("problems %q", s.Problems)
+		}
+	})
 }
 
 // TestCustomIsFollowed: what a Corefile imports changes too.

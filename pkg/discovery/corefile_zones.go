@@ -25,6 +25,7 @@ type authority struct {
 var authorities = map[string]authority{
 	kubernetesPlugin: {},
 	"k8s_external":   {},
+	"k8s_gateway":    {},
 	"multicluster":   {},
 	"etcd":           {},
 	"auto":           {},
@@ -140,12 +141,14 @@ func (r *zoneReader) parse(texts ...string) (zones []string) {
 }
 
 // scope returns the zones of the block's keys, if they are served as plain DNS at
-// one of the ports. A key without a port is served at the server's own, and one
-// whose port only CoreDNS knows is taken for one of ours.
+// one of the ports, or at any as long as those are not known. A key without a port
+// is served at the server's own, and one whose port only CoreDNS knows is taken for
+// one of ours.
 func (r *zoneReader) scope(b serverBlock) (scope []string) {
 	for _, key := range b.keys {
 		scheme, _, port := splitZone(key)
-		if number, err := strconv.ParseUint(port, 10, 16); scheme != "dns" || err == nil && !slices.Contains(r.ports, uint16(number)) {
+		number, err := strconv.ParseUint(port, 10, 16)
+		if elsewhere := err == nil && len(r.ports) > 0 && !slices.Contains(r.ports, uint16(number)); elsewhere || scheme != "dns" {
 			continue
 		}
 		scope = append(scope, r.parse(key)...)

@@ -38,25 +38,25 @@ func (l layout) configMaps() (names []string) {
 	return unique(names)
 }
 
-// source returns the ConfigMap and its key that the Corefile is from, false if it is from none.
-func (l layout) source() (configMap, key string, ok bool) {
+// sources returns where the Corefile may be from: a directory can be made of several ConfigMaps.
+func (l layout) sources() (places []corefilePlace) {
 	for _, m := range l.mounts {
 		below, inside := strings.CutPrefix(l.corefile, strings.TrimSuffix(m.path, "/")+"/")
 		switch {
 		case m.file != "" && m.path == l.corefile:
-			return m.configMap, m.file, true
-		case m.file != "" || !inside:
+			places = append(places, corefilePlace{m.configMap, m.file})
+		case m.file != "" || !inside || strings.Contains(below, "/") && m.keys == nil: // keys have no slash
 		case m.keys == nil:
-			return m.configMap, below, true
+			places = append(places, corefilePlace{m.configMap, below})
 		default:
 			for key, at := range m.keys {
 				if at == below {
-					return m.configMap, key, true
+					places = append(places, corefilePlace{m.configMap, key})
 				}
 			}
 		}
 	}
-	return "", "", false
+	return places
 }
 
 // container returns the files that are known: those of the ConfigMaps that lookup finds. It is false for one that may
@@ -96,7 +96,7 @@ func layoutOf(workload string, pod *corev1.PodSpec) layout {
 				}
 			}
 		}
-		if _, _, ok := l.source(); ok && len(l.mounts) <= maxMounts {
+		if len(l.sources()) > 0 && len(l.mounts) <= maxMounts {
 			return l
 		}
 	}
