@@ -117,8 +117,11 @@ func (d *Daemon) openForwarder(ctx context.Context) error {
 
 // listenWith begins to forward, cluster names to the endpoints of a snapshot.
 func (d *Daemon) listenWith(ctx context.Context, snapshot discovery.Snapshot) error {
-	zones, _ := d.routing.zonesOf(snapshot, d.inspection.File.Search)
-	if err := d.forwarder.SetRoutes(d.routes(zones, snapshot.Addresses(), snapshot)); err != nil {
+	n, err := d.lookAround(snapshot)
+	if err != nil {
+		return err
+	}
+	if err := d.forwarder.SetRoutes(d.routes(n.zones, n.addresses(endpoint.lives), snapshot)); err != nil {
 		return err
 	}
 	return d.forwarder.Listen(ctx)

@@ -348,12 +348,16 @@ func (d *Daemon) watchHealth(ctx context.Context, changed func()) {
 // become ready has room for a first query before all come. It waits for a moment only, and judges nothing.
 func (d *Daemon) greet(ctx context.Context, snapshot discovery.Snapshot) {
 	d.mu.Lock()
-	known, zone := d.network.addresses(func(endpoint) bool { return true }), d.network.zones[0].Name
+	known := d.network.addresses(func(endpoint) bool { return true })
+	n, err := d.lookAround(snapshot)
 	d.mu.Unlock()
+	if err != nil {
+		return // apply says so
+	}
 	var probes sync.WaitGroup
-	for _, address := range snapshot.Addresses() {
-		if !slices.Contains(known, address) {
-			probes.Go(func() { lives(ctx, address, zone) })
+	for _, e := range n.endpoints {
+		if !slices.Contains(known, e.Address) {
+			probes.Go(func() { lives(ctx, e.Address, n.zones[0].Name) })
 		}
 	}
 	probes.Wait()

@@ -46,6 +46,7 @@ type network struct {
 	allowed    []netip.Prefix     // that may ask at the KubeSwitch address
 	unsteered  string             // why what they ask is not steered; empty if it is
 	sources    []datapath.Source  // where the packets of a source come in
+	notes      []string           // what of the cluster's data is not used, and why
 	pods       []netdev.Interface // whose queries are steered
 	clusterDNS []netip.Addr       // that pods ask
 	resolvers  []netip.Addr       // the host's own, in transparent mode
@@ -58,7 +59,13 @@ func (d *Daemon) lookAround(snapshot discovery.Snapshot) (n network, err error) 
 	if err != nil {
 		return n, err
 	}
-	n.endpoints = w.resolve(snapshot.Endpoints)
+	n.endpoints = slices.DeleteFunc(w.resolve(snapshot.Endpoints), func(e endpoint) bool {
+		why := d.unfit(e)
+		if why != "" {
+			n.notes = append(n.notes, fmt.Sprintf("endpoint %s (%s) is left out: it is %s", e.Address, e.Source, why))
+		}
+		return why != ""
+	})
 	for i, e := range n.endpoints {
 		n.endpoints[i].dead = d.health.isDead(e.Address)
 		n.endpoints[i].severed, n.endpoints[i].onTrial = d.health.way(e.Address)
@@ -75,6 +82,13 @@ func (d *Daemon) lookAround(snapshot discovery.Snapshot) (n network, err error) 
 		if len(n.clusterDNS) == 0 {
 			n.clusterDNS = snapshot.ServiceIPs
 		}
+		n.clusterDNS = slices.DeleteFunc(slices.Clone(n.clusterDNS), func(address netip.Addr) bool {
+			why := d.collides(address)
+			if why != "" {
+				n.notes = append(n.notes, fmt.Sprintf("queries of pods at the cluster's DNS address %s are left alone: it is %s", address, why))
+			}
+			return why != ""
+		})
 	}
 	if err := d.lookAtKubeSwitch(&n, w); err != nil {
 		return n, err
@@ -109,6 +123,32 @@ func (d *Daemon) lookAtKubeSwitch(n *network, w ways) (err error) {
 	}
 	n.unsteered = w.answers(d.kubeSwitch, n.clients.Index, n.allowed)
 	return err
+}
+
+// unfit says why an endpoint that the cluster names is not asked from this host; empty if it is. What the user has named is.
+func (d *Daemon) unfit(e endpoint) string {
+	switch {
+	case e.Source == discovery.SourceStatic:
+	case slices.Contains(d.listen, e.Address) || e.Address == netip.AddrPortFrom(d.kubeSwitch, config.DNSPort):
+		return "an address of this host's own DNS"
+	case slices.Contains(d.routing.upstreams, e.Address):
+		return "a server for external names"
+	case e.route.Group:
+		return "a broadcast address"
+	}
+	return ""
+}
+
+// collides says why queries of pods are not intercepted at an address; empty if they are. They have no check of who asks, so an
+// address that has one, or is for this host alone, stays as it is.
+func (d *Daemon) collides(address netip.Addr) string {
+	switch {
+	case slices.Contains(d.ownAddresses(), address) || address == d.kubeSwitch || slices.Contains(d.resolvers, address):
+		return "intercepted for others already"
+	case address.IsLoopback() || address.IsUnspecified() || address.IsMulticast() || address.Is6() && address.IsLinkLocalUnicast():
+		return "no Service's address"
+	}
+	return ""
 }
 
 // subnetsOf returns the subnets of an interface. The host's own addresses are among them.

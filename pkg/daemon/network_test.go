@@ -243,3 +243,44 @@ func TestKernelListeners(t *testing.T) {
 		})
 	}
 }
+
+// An address of the cluster's data that is intercepted for others, or is none, keeps its scope; the rest is followed.
+func TestCollidingServiceAddresses(t *testing.T) {
+	d := New(config.Default(), "", zap.NewNop())
+	d.config.BPF, d.config.Pods = false, []string{"*"}
+	d.listen = []netip.AddrPort{netip.MustParseAddrPort("127.0.0.1:53"), netip.MustParseAddrPort("[::1]:53")}
+	d.kubeSwitch = netip.MustParseAddr("172.19.1.1")
+	d.resolvers = []netip.Addr{netip.MustParseAddr("127.0.0.53")}
+	var addresses []netip.Addr
+	for _, text := range []string{"127.0.0.1", "::1", "172.19.1.1", "127.0.0.53", "127.0.0.9", "0.0.0.0", "224.0.0.1", "fe80::1", "172.21.0.10", "fd00:21::a"} {
+		addresses = append(addresses, netip.MustParseAddr(text))
+	}
+	for _, address := range addresses {
+		if left := d.collides(address) != ""; left != (address.String() != "172.21.0.10" && address.String() != "fd00:21::a") {
+			t.Errorf("%s: %q", address, d.collides(address))
+		}
+	}
+}
+
+// What the cluster names and this host can't or must not ask is left out by itself.
+func TestUnfitEndpoints(t *testing.T) {
+	d := New(config.Default(), "", zap.NewNop())
+	d.listen = []netip.AddrPort{netip.MustParseAddrPort("127.0.0.1:53"), netip.MustParseAddrPort("172.19.1.1:53")}
+	d.kubeSwitch = netip.MustParseAddr("172.19.1.1")
+	d.routing.upstreams = []netip.AddrPort{netip.MustParseAddrPort("192.0.2.53:53")}
+	for address, want := range map[string]bool{
+		"172.20.0.10:53": false, "172.19.1.1:53": true, "172.19.1.1:5353": false, "192.0.2.53:53": true, "192.0.2.54:53": false,
+	} {
+		e := makeEndpoint(netip.MustParseAddrPort(address), onBridge, living)
+		if why := d.unfit(e); (why != "") != want {
+			t.Errorf("%s: %q", address, why)
+		}
+		e.Source = discovery.SourceStatic
+		if why := d.unfit(e); why != "" {
+			t.Errorf("%s, which the user has named: %q", address, why)
+		}
+	}
+	if e := makeEndpoint(endpointA, netdev.Route{Group: true}, noted); d.unfit(e) == "" {
+		t.Error("a broadcast address is asked")
+	}
+}

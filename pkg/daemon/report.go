@@ -3,6 +3,7 @@
 package daemon
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -74,15 +75,17 @@ func (d *Daemon) report() status.Report {
 		report.Problems = append(report.Problems, "no endpoint answers: check that CoreDNS runs and that this host reaches it")
 	}
 	report.Problems = append(report.Problems, d.network.severed()...)
-	if empty := report.Discovery; len(report.Endpoints) == 0 && !empty.Stale && empty.Reason != "" {
-		report.Problems = append(report.Problems, empty.Reason+": cluster names are answered SERVFAIL")
+	if len(report.Endpoints) == 0 && !report.Discovery.Stale {
+		report.Problems = append(report.Problems,
+			cmp.Or(report.Discovery.Reason, "no endpoint that the cluster names can be asked")+": cluster names are answered SERVFAIL")
 	}
 	if d.kubeSwitch.IsValid() && d.network.clients.Index == 0 && !d.sharesKubeSwitch() {
 		report.Problems = append(report.Problems, "no interface has the KubeSwitch address "+d.kubeSwitch.String()+": workers are not answered")
 	}
 	report.Shared = d.shared(d.network)
+	report.Discovery.Notes = slices.Concat(report.Discovery.Notes, d.network.notes)
 	if d.network.unsteered != "" {
-		report.Discovery.Notes = append(slices.Clone(report.Discovery.Notes), unsteeredNote(d.network.unsteered))
+		report.Discovery.Notes = append(report.Discovery.Notes, unsteeredNote(d.network.unsteered))
 	}
 	fillLoop(&report, stats.LastLoop)
 	var problem string

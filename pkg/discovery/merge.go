@@ -2,6 +2,7 @@ package discovery
 
 import (
 	"cmp"
+	"fmt"
 	"net/netip"
 	"slices"
 
@@ -158,7 +159,7 @@ func numberOf(ports []discoveryv1.EndpointPort, wanted *corev1.ServicePort) uint
 
 // endpointAddr returns the address to ask. Only an endpoint's first address has a
 // meaning in the API. Names, addresses of the wrong family and those that can't
-// be an endpoint from here are refused; a loopback address would be ourselves.
+// be an endpoint from here are refused.
 func endpointAddr(t discoveryv1.AddressType, e *discoveryv1.Endpoint) (netip.Addr, bool) {
 	if len(e.Addresses) == 0 {
 		return netip.Addr{}, false
@@ -168,10 +169,48 @@ func endpointAddr(t discoveryv1.AddressType, e *discoveryv1.Endpoint) (netip.Add
 		return netip.Addr{}, false
 	}
 	a = a.Unmap()
-	if a.Is4() != (t == discoveryv1.AddressTypeIPv4) || a.Zone() != "" {
-		return a, false
+	return a, a.Is4() == (t == discoveryv1.AddressTypeIPv4) && unusable(a) == ""
+}
+
+// unusable says why nobody can be asked at an address, whatever host asks; empty if
+// somebody can (RFC 6890). A loopback address would be the asker itself, and a
+// link-local one is another host's on each link.
+func unusable(a netip.Addr) string {
+	switch {
+	case a.IsLoopback():
+		return "a loopback address"
+	case a.IsMulticast():
+		return "a multicast address"
+	case a.IsLinkLocalUnicast() || a.Zone() != "":
+		return "a link-local address"
+	case a.IsUnspecified() || a.Is4() && (a.As4()[0] == 0 || a.As4()[0] >= 240):
+		return "no host's address"
 	}
-	return a, !a.IsUnspecified() && !a.IsMulticast() && !a.IsLoopback()
+	return ""
+}
+
+// maxLeftOut bounds the notes of endpoints that are left out.
+const maxLeftOut = 5
+
+// leftOut says which endpoints of a Service are left out for their addresses.
+func leftOut(all []*discoveryv1.EndpointSlice, namespace, service string) (notes []string) {
+	for _, s := range all {
+		if s.Namespace != namespace || s.Labels[discoveryv1.LabelServiceName] != service {
+			continue
+		}
+		for i := range s.Endpoints {
+			for _, text := range s.Endpoints[i].Addresses[:min(1, len(s.Endpoints[i].Addresses))] {
+				if a, err := netip.ParseAddr(text); err == nil && unusable(a.Unmap()) != "" {
+					notes = append(notes, fmt.Sprintf("endpoint %s of %s/%s is left out: it is %s", a.Unmap(), s.Namespace, s.Name, unusable(a.Unmap())))
+				}
+			}
+		}
+	}
+	slices.Sort(notes)
+	if more := len(notes) - maxLeftOut; more > 0 {
+		notes = append(notes[:maxLeftOut], fmt.Sprintf("%d more endpoints are left out for their addresses", more))
+	}
+	return notes
 }
 
 // serviceIPs returns the cluster addresses of s in its own order; a headless

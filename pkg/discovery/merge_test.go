@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -68,6 +69,39 @@ func condition(addrs []string, ready, serving, terminating *bool) discoveryv1.En
 	return discoveryv1.Endpoint{
 		Addresses:  addrs,
 		Conditions: discoveryv1.EndpointConditions{Ready: ready, Serving: serving, Terminating: terminating},
+	}
+}
+
+// One bad address is left out with a note, and never the whole set.
+func TestLeftOut(t *testing.T) {
+	bad := []string{
+		"0.0.0.0", "0.0.0.1", "127.0.0.1", "169.254.20.10", "224.0.0.1", "240.0.0.1", "255.255.255.255",
+		"::", "::1", "fe80::1", "fe80::1%eth0", "ff02::1", "::ffff:127.0.0.1", "::ffff:240.0.0.1",
+	}
+	for _, address := range bad {
+		family := discoveryv1.AddressTypeIPv4
+		if strings.Contains(address, ":") {
+			family = discoveryv1.AddressTypeIPv6
+		}
+		all := []*discoveryv1.EndpointSlice{slice("good", ready("172.20.0.2")), withType(family, slice("bad", ready(address)))}
+		got := merge(all, DefaultNamespace, DefaultService, dnsPortsOf(kubeDNS()), placement{})
+		if len(got) != 1 || got[0].Address.String() != "172.20.0.2:53" {
+			t.Errorf("%s: endpoints %v", address, got)
+		}
+		notes := leftOut(all, DefaultNamespace, DefaultService)
+		if len(notes) != 1 || !strings.Contains(notes[0], "of kube-system/bad is left out: it is") {
+			t.Errorf("%s: notes %q", address, notes)
+		}
+	}
+	var all []*discoveryv1.EndpointSlice
+	for i := range 100 {
+		all = append(all, slice(fmt.Sprint("s", i), ready("127.0.0.1")))
+	}
+	if notes := leftOut(all, DefaultNamespace, DefaultService); len(notes) != maxLeftOut+1 || !strings.HasPrefix(notes[maxLeftOut], "95 more") {
+		t.Errorf("notes %q", notes)
+	}
+	if notes := leftOut([]*discoveryv1.EndpointSlice{slice("a", ready("172.20.0.2", "127.0.0.1"), ready(), ready("name"))}, DefaultNamespace, DefaultService); notes != nil {
+		t.Errorf("notes %q of usable endpoints", notes)
 	}
 }
 

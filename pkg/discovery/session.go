@@ -245,12 +245,13 @@ func (s session) serviceIn(namespace string) *corev1.Service {
 func (w *Watcher) service() *corev1.Service { return w.serviceIn(w.opts.Namespace) }
 
 // endpoints returns the merged set of all slices. empty says that there is nobody,
-// as opposed to nobody who is understood.
-func (w *Watcher) endpoints() (endpoints []Endpoint, empty bool) {
+// as opposed to nobody who is understood; notes say who is left out.
+func (w *Watcher) endpoints() (endpoints []Endpoint, empty bool, notes []string) {
 	service := w.service()
 	if service == nil {
-		return nil, false
+		return nil, false, nil
 	}
 	all := stored[*discoveryv1.EndpointSlice](w.slices)
-	return merge(all, w.opts.Namespace, w.name, dnsPortsOf(service), w.placement()), isEmpty(all, w.opts.Namespace, w.name)
+	return merge(all, w.opts.Namespace, w.name, dnsPortsOf(service), w.placement()),
+		isEmpty(all, w.opts.Namespace, w.name), leftOut(all, w.opts.Namespace, w.name)
 }

@@ -208,7 +208,7 @@ func (w *Watcher) build() Snapshot {
 		last = w.confirmLocked()
 	}
 	service := w.service()
-	endpoints, empty := w.endpoints()
+	endpoints, empty, notes := w.endpoints()
 	all := len(endpoints)
 	endpoints = endpoints[:min(all, maxEndpoints)]
 	if len(endpoints) > 0 {
@@ -224,7 +224,7 @@ func (w *Watcher) build() Snapshot {
 	}
 	next := Snapshot{
 		Endpoints: endpoints, Updated: w.health.confirmedAt(),
-		Zones: zones.zones, Notes: zones.notes, Problems: zones.problems, Service: w.opts.Namespace + "/" + w.name,
+		Zones: zones.zones, Notes: append(notes, zones.notes...), Problems: zones.problems, Service: w.opts.Namespace + "/" + w.name,
 	}
 	switch {
 	case service == nil:

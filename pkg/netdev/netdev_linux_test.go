@@ -123,6 +123,11 @@ func TestRouteTo(t *testing.T) {
 			t.Errorf("RouteTo(%s) = %+v, %v; want %+v", c.to, got, err, c.want)
 		}
 	}
+	for _, group := range []string{"172.20.0.255", "255.255.255.255", "224.0.0.1"} {
+		if got, err := RouteTo(netip.MustParseAddr(group)); err == nil && !got.Group {
+			t.Errorf("RouteTo(%s) = %+v: it is no host's address", group, got)
+		}
+	}
 	for _, nowhere := range []string{"192.0.2.1", "2001:db8::1"} {
 		if got, err := RouteTo(netip.MustParseAddr(nowhere)); !errors.Is(err, ErrNoRoute) || !strings.Contains(err.Error(), nowhere) {
 			t.Errorf("RouteTo(%s) = %+v, %v; want ErrNoRoute", nowhere, got, err)

@@ -22,6 +22,8 @@ type Route struct {
 	Source netip.Addr
 	// Local is set for an address of this host: its packets go through lo.
 	Local bool
+	// Group is set for a broadcast or multicast address, which is no host's.
+	Group bool
 	// Ethernet is set if frames on the interface have an Ethernet header.
 	Ethernet bool
 	// Bypass says what the stack does on this route that a redirect to the interface would not; empty if nothing is known.
@@ -47,6 +49,7 @@ func RouteTo(address netip.Addr) (route Route, err error) {
 		Ifindex:   found.ifindex,
 		Source:    found.source,
 		Local:     found.kind == unix.RTN_LOCAL,
+		Group:     found.kind == unix.RTN_BROADCAST || found.kind == unix.RTN_MULTICAST,
 		Ethernet:  device.Attrs().EncapType == "ether" || device.Attrs().EncapType == "loopback",
 	}
 	if !route.Source.IsValid() {
