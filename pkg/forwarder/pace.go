@@ -24,7 +24,7 @@ type pace struct {
 	trial    time.Duration // the same, where the other server was put aside
 	tcp      time.Duration // a truncated answer for the whole one by TCP
 
-	resend   time.Duration // silence after which a query is sent again; it doubles
+	resend   time.Duration // silence after which a query is sent again; from then on after twice as much
 	hopeless time.Duration // for a cluster zone whose servers are all put aside
 }
 

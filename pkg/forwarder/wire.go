@@ -63,8 +63,7 @@ func (r *race) converse(ctx context.Context, u *upstream, out *outgoing, sent ti
 		return nil, shorten(err)
 	}
 	var (
-		gap    = r.pace.resend
-		resend = sent.Add(gap)
+		resend = sent.Add(r.pace.resend)
 		judge  = sent.Add(r.pace.timeout)
 		end    = sent.Add(r.pace.whole)
 		judged bool
@@ -108,8 +107,7 @@ func (r *race) converse(ctx context.Context, u *upstream, out *outgoing, sent ti
 		case !now.Before(end), judged && r.over.Load():
 			return nil, errTimeout
 		case !now.Before(resend):
-			gap *= 2
-			resend = now.Add(gap)
+			resend = now.Add(2 * r.pace.resend) // no rarer in the end: a client's own tries join this one
 			if r.over.Load() {
 				continue
 			}
