@@ -164,6 +164,12 @@ func TestLibvirt(t *testing.T) {
 		h.attach()
 		h.healthy()
 	})
+	// Also where the sockets of a daemon that lingers are taken over.
+	must(t, h.Host(), h.binary, "detach")
+	h.attach()
+	h.healthy()
+	wantAnswer(t, h.Worker(), lab.Backend4, lab.Backend)
+	wantAnswer(t, h.Worker(), lab.VM4, lab.VM)
 	h.detach()
 	h.unchanged(before)
 	wantAnswer(t, h.Worker(), lab.VM4, lab.VM)
