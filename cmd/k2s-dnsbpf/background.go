@@ -145,7 +145,7 @@ const openLogTries = 5
 // openLog opens the daemon's log. Another attachment's log is not cut: an attach beside it fails and says so.
 func openLog(c config.Config) (log *os.File, err error) {
 	for range openLogTries {
-		if err := os.MkdirAll(c.RunDir, 0o755); err != nil {
+		if err := daemon.MakeRunDir(c); err != nil {
 			return nil, fmt.Errorf("create run directory: %w", err)
 		}
 		log, err = os.OpenFile(filepath.Join(c.RunDir, daemon.LogFile), os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o640)

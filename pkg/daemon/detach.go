@@ -142,6 +142,9 @@ func (d *Daemon) retake() {
 	d.log.Warn("this daemon hung, and the guardian put the resolver file back: taken over again")
 }
 
+// MakeRunDir makes the run directory, in which every user may ask for the status.
+func MakeRunDir(c config.Config) error { return state.MkdirAll(c.RunDir) }
+
 // removeRunDir removes the files of a run and gives the lock back. The directory goes if it was ours alone.
 func removeRunDir(c config.Config, lock *state.Locked) error {
 	var errs []error

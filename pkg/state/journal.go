@@ -395,6 +395,9 @@ func index(changes []Change, kind, name string) int {
 	return slices.IndexFunc(changes, func(c Change) bool { return c.Kind == kind && c.Name == name })
 }
 
+// MkdirAll makes a directory and its missing parents with mode 0755 whatever the umask.
+func MkdirAll(dir string) error { return hostfs.MkdirAll(hostfs.OS(), dir) }
+
 // WriteFile puts data at path in one step, synced, with exactly this mode
 // whatever the umask. The directory must exist. One writer of a path at a time.
 func WriteFile(path string, data []byte, mode fs.FileMode) error {

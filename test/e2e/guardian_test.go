@@ -581,6 +581,12 @@ func TestUnits(t *testing.T) {
 	if r.code != 0 || strings.Contains(r.stderr, "k2s-dnsbpf") {
 		t.Errorf("%v", r)
 	}
+	// What is left to the daemon is what it does; without mounts of its own no less is possible.
+	for i, most := range []string{"46", "30"} {
+		if r := command(t, h.Host(), "systemd-analyze", "security", "--offline=true", "--no-pager", "--threshold="+most, paths[i]); r.code != 0 {
+			t.Errorf("exposed by more than %s tenths: %v", most, r)
+		}
+	}
 }
 
 // TestBoot plays a host that goes down attached: at boot /run is empty, the kernel is a new one, and the unit runs.
