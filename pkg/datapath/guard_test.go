@@ -288,6 +288,11 @@ func referenceGuard(frame []byte, listeners []netip.AddrPort, allowed []netip.Pr
 	if len(frame) < pktgen.EthernetLength {
 		return notOurs
 	}
+	// A tag of VLAN 0 has but a priority.
+	isTag := slices.Contains([]uint16{0x8100, 0x88a8}, binary.BigEndian.Uint16(frame[12:]))
+	if isTag && len(frame) >= pktgen.EthernetLength+4 && binary.BigEndian.Uint16(frame[14:])&0xfff == 0 {
+		frame = slices.Delete(slices.Clone(frame), 12, 16)
+	}
 	packet := frame[pktgen.EthernetLength:]
 	word := func(at int) int { return int(binary.BigEndian.Uint16(packet[at:])) }
 	var source, destination netip.Addr
@@ -308,6 +313,9 @@ func referenceGuard(frame []byte, listeners []netip.AddrPort, allowed []netip.Pr
 		}
 		protocol, total = packet[6], header+word(4)
 		source, destination = netip.AddrFrom16([16]byte(packet[8:])), netip.AddrFrom16([16]byte(packet[24:]))
+		if source.Is4In6() || destination.Is4In6() {
+			return notOurs
+		}
 	default:
 		return notOurs
 	}
