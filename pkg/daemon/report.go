@@ -23,7 +23,17 @@ import (
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/status"
 )
 
+// report is what there is to say now. Files and the kernel are read without d.mu, so that who asks holds nobody up.
 func (d *Daemon) report() status.Report {
+	report, c := d.known()
+	fillResolver(&report, d.resolver, c, d.keeper, "")
+	fillDatapath(&report, c, d.journal)
+	report.Healthy = len(report.Problems) == 0
+	return report
+}
+
+// known is the part of the report that the daemon knows by itself, and the settings by which the rest is found.
+func (d *Daemon) known() (status.Report, config.Config) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	since := d.started.UTC().Truncate(time.Second)
@@ -92,11 +102,8 @@ func (d *Daemon) report() status.Report {
 	if report.Guardian, problem = d.guard.report(); problem != "" {
 		report.Problems = append(report.Problems, problem)
 	}
-	fillResolver(&report, d.resolver, d.config, d.keeper, "")
 	report.Resolver.SteeredAt = texts(d.network.resolvers)
-	fillDatapath(&report, d.config, d.journal)
-	report.Healthy = len(report.Problems) == 0
-	return report
+	return report, d.config
 }
 
 // discoveryReport says where the endpoints and zones are from, and how old the knowledge is. The caller holds d.mu.
@@ -139,7 +146,9 @@ func fillResolver(report *status.Report, manager *resolvconf.Manager, c config.C
 	}
 	if c.Resolver == config.ResolverTransparent {
 		report.Resolver.State = string(c.Resolver)
-		report.Resolver.SteeredAt = texts(loopbackResolvers(inspection.File))
+		if report.Resolver.SteeredAt == nil { // the daemon knows better
+			report.Resolver.SteeredAt = texts(loopbackResolvers(inspection.File))
+		}
 	}
 	standing := resolvconf.StandingUnsettled
 	if keeper != nil {

@@ -514,3 +514,25 @@ func TestEndpointLinkLocal(t *testing.T) {
 		t.Errorf("the one on the other link was asked %d times", n)
 	}
 }
+
+// TestBusyLastEndpoint: one that answers clients and is too slow for probes is no dead one, if there is no other.
+func TestBusyLastEndpoint(t *testing.T) {
+	h := raise(t, lab.Options{})
+	r := respond(t, h.Pod("app"), lab.App4+":53", "172.21.0.88")
+	h.attach(endpoint(lab.App4), ranges)
+	l := startLoad(t, h.Host(), hostDNS, lab.Backend, "172.21.0.88", 5*time.Millisecond)
+	l.more(t, 20)
+	r.setBusy(true)
+	// Long enough for many probes: each is sent a fifth of a second after the one before.
+	l.more(t, 600)
+	if _, note, healthy := h.dataplane().endpoint(lab.App4 + ":53"); !healthy {
+		t.Errorf("taken for dead: %s", note)
+	}
+	if _, lost, failed := l.finish(); len(lost) > 0 || failed > 0 {
+		t.Errorf("%d lost, %d failed", len(lost), failed)
+	}
+	// Without clients there is nothing that speaks for it.
+	h.judged(lab.App4+":53", false)
+	r.setBusy(false)
+	h.judged(lab.App4+":53", true)
+}

@@ -197,6 +197,7 @@ type responder struct {
 	log  []seen
 	hold bool
 	mute bool
+	busy bool // does not answer probes
 	held []func()
 }
 
@@ -260,7 +261,7 @@ func (r *responder) serve(w dns.ResponseWriter, q *dns.Msg) {
 		r.log = append(r.log, seen{netip.AddrPortFrom(from.Addr().Unmap(), from.Port()), name, q.Id, size})
 	}
 	switch {
-	case r.mute:
+	case r.mute, r.busy && probe:
 	case r.hold && !probe:
 		r.held = append(r.held, send)
 	default:
@@ -294,6 +295,12 @@ func (r *responder) setMute(mute bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.mute = mute
+}
+
+func (r *responder) setBusy(busy bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.busy = busy
 }
 
 // load asks for one name at a steady rate and knows which queries got no answer.

@@ -213,3 +213,35 @@ func TestPodsRouted(t *testing.T) {
 		return nil
 	})
 }
+
+// TestPodsAllDead: a pod's query goes where it would without us: to kube-proxy, which may know better.
+func TestPodsAllDead(t *testing.T) {
+	h := raise(t, lab.Options{})
+	if err := h.LoadKubeProxyLikeRules(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	r := respond(t, h.Pod("app"), lab.App4+":53", "172.21.0.86")
+	h.attach(endpoint(lab.App4), ranges, pods("vcoredns1"), []string{"--cluster-dns", lab.KubeDNS4})
+	pod := h.CoreDNS(1).Node()
+	resolve(t, pod, clusterDNS, lab.Backend, "172.21.0.86")
+	r.setMute(true)
+	h.judged(lab.App4+":53", false)
+	outside := queries(t, h.outside()...)
+	before := h.dataplane()
+	const rounds = 10
+	for range rounds {
+		resolve(t, pod, clusterDNS, lab.Backend, lab.Backend4) // by the Service's other endpoints
+	}
+	if n := h.dataplane().rose(before, "pod", "passed_no_backend"); n != rounds {
+		t.Errorf("passed_no_backend rose by %d", n)
+	}
+	if n := queries(t, h.outside()...) - outside; n != 0 {
+		t.Errorf("the external servers saw %d queries", n)
+	}
+	r.setMute(false)
+	h.judged(lab.App4+":53", true)
+	eventually(t, "pods are steered again", func() error {
+		raw, err := ask(pod, clusterDNS, pack(t, 8, lab.Backend, dns.TypeA), noReply)
+		return errors.Join(err, isAddress(raw, "172.21.0.86"))
+	})
+}

@@ -320,6 +320,44 @@ func TestTransparentNoEndpoint(t *testing.T) {
 	}
 }
 
+// TestTransparentAllDead: the kernel answers that nobody is there, at once, and the resolver does not hear of it. The dead are
+// found alive again.
+func TestTransparentAllDead(t *testing.T) {
+	h := raise(t, lab.Options{})
+	resolver := h.startDnsmasq("127.0.0.1")
+	h.attach(endpoints, ranges, transparent)
+	for _, s := range h.cluster() {
+		if err := s.Kill(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	h.judged(lab.CoreDNS0v4+":53", false)
+	h.judged(lab.CoreDNS1v4+":53", false)
+	before := h.status()
+	const rounds = 10
+	for range rounds {
+		raw, err := ask(h.Host(), hostDNS, pack(t, 4, lab.Backend, dns.TypeA), noReply)
+		var m dns.Msg
+		if err := errors.Join(err, m.Unpack(raw)); err != nil || m.Rcode != dns.RcodeServerFailure {
+			t.Errorf("want SERVFAIL, got %v, %v", &m, err)
+		}
+	}
+	if n := h.status().Counters["transparent"].Answered - before.Counters["transparent"].Answered; n != rounds {
+		t.Errorf("%d of %d queries were answered by the kernel", n, rounds)
+	}
+	if names := resolver.asked(t, lab.Zone); len(names) != 0 {
+		t.Errorf("the resolver was asked for %v", names)
+	}
+	resolve(t, h.Host(), hostDNS, lab.WWW, lab.WWW4)
+	if err := h.CoreDNS(0).Start(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	h.judged(lab.CoreDNS0v4+":53", true)
+	for range rounds {
+		resolve(t, h.Host(), hostDNS, lab.Backend, lab.Backend4)
+	}
+}
+
 // TestTransparentFollows: queries are steered to where resolv.conf says that the resolver is now.
 func TestTransparentFollows(t *testing.T) {
 	h := raise(t, lab.Options{})
