@@ -19,43 +19,48 @@ type flightKey struct {
 	msg     string // without ID, name in lower case
 }
 
-// flight is a query that is with servers.
+// flight is a query that is with servers. All but res and err is guarded by
+// flights.mu.
 type flight struct {
-	waiting int           // who wants the answer; guarded by flights.mu
+	waiting int           // who wants the answer
 	gone    chan struct{} // closed when nobody does
-	landed  chan struct{} // closed when the rest is there
+	landed  chan struct{} // closed when res and err are there
 	res     *response
 	err     error
 }
 
-// coalesce returns ask for queries of which equal ones are asked once. Equal is
-// what goes out (the OPT record, as it was made anew, and the flags included);
-// each client's own part of the reply is made from the common one. A client
-// that asks again, since it has no answer yet, joins its own first query.
-func (s *Server) coalesce(ask func(context.Context, *request) (*response, error)) func(context.Context, *request) (*response, error) {
-	return func(ctx context.Context, q *request) (*response, error) {
-		var key flightKey
-		if q.shareable {
-			key = q.key()
-		}
-		f, first := s.flights.join(key)
-		if first {
-			together := *q
-			together.gone = f.gone
-			s.wg.Go(func() {
-				f.res, f.err = ask(ctx, &together)
-				s.flights.land(key, f)
-			})
-		} else {
-			s.counters.coalesced.Add(1)
-		}
-		select {
-		case <-f.landed:
+// coalesce asks the servers of q, for all who ask the same at that time. The
+// same is what goes out (the OPT record, as it was made anew, and the flags
+// included); each client's own part of the reply is made from the common one. A
+// client that asks again, since it has no answer yet, joins its own first query.
+func (s *Server) coalesce(ctx context.Context, q *request) (*response, error) {
+	var key flightKey
+	if q.shareable {
+		key = q.key()
+	}
+	f, first := s.flights.join(key)
+	if first {
+		together := *q
+		together.gone = f.gone
+		r := s.exchange(ctx, &together)
+		if r.finished {
+			f.res, f.err = r.end()
+			s.flights.land(key, f)
 			return f.res, f.err
-		case <-q.gone:
-			s.flights.leave(key, f)
-			return nil, errEvicted
 		}
+		s.wg.Go(func() {
+			f.res, f.err = r.run(ctx)
+			s.flights.land(key, f)
+		})
+	} else {
+		s.counters.coalesced.Add(1)
+	}
+	select {
+	case <-f.landed:
+		return f.res, f.err
+	case <-q.gone:
+		s.flights.leave(key, f)
+		return nil, errEvicted
 	}
 }
 

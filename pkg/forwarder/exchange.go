@@ -77,26 +77,45 @@ func (out *outgoing) rank(res *response) rank {
 	return rankNo
 }
 
-// exchange asks the servers of q, in their order, and returns the best reply,
+// atOnce is how long an answer of the first server is waited for without a
+// goroutine of the exchange's own. Most answers come in this time.
+const atOnce = 50 * time.Millisecond
+
+// exchange begins to ask the servers of q, in their order, for the best reply,
 // with the patience of a stub resolver but in less time. It turns to the next
 // server when one fails, and when one is silent for a moment the next is asked
 // as well. What is found counts more than that there is nothing, and an earlier
 // server's word more than a later one's, as long as a stub would wait for it.
-func (s *Server) exchange(ctx context.Context, q *request) (*response, error) {
+//
+// It returns the race when it is over, or has taken a moment; run goes on with it.
+func (s *Server) exchange(ctx context.Context, q *request) *race {
 	r := &race{s: s, request: q, begin: time.Now(), leader: -1}
-	r.tries.Store(1) // the race itself
 	var alive bool
 	r.order, alive = q.servers.order(r.begin)
 	r.limit = r.begin.Add(q.pace.whole)
 	if !alive && q.servers.zone != "" {
 		r.limit = r.begin.Add(q.pace.hopeless)
 	}
-	r.results = make(chan result, 2*len(r.order)) // no try ever blocks on it
-	ctx, r.cancel = context.WithCancel(ctx)
-	defer r.leave()
-	r.timer = time.NewTimer(0)
-	defer r.timer.Stop()
-	return r.run(ctx)
+	c := &r.order[0]
+	if moment := min(atOnce, r.wait(c)); moment > 0 && !q.tcp {
+		r.begun(c)
+		r.first.dialog, r.first.err = r.dial(c.upstream, q.outgoing, true)
+		if r.first.err == nil {
+			r.first.res, r.first.err = r.first.receive(ctx, c.sent.Add(moment))
+		}
+		if !errors.Is(r.first.err, errTimeout) {
+			if r.first.dialog != nil {
+				r.first.close()
+			}
+			r.health(ctx, c.upstream, c.sent, r.first.err)
+			if res := r.first.res; res == nil || !refusesEDNS(res, q.outgoing) && !isCut(res, q.outgoing) {
+				r.report(c.upstream, r.first.err)
+				r.take(result{res: r.first.res, err: r.first.err})
+				_, r.finished = r.wake(time.Now())
+			}
+		}
+	}
+	return r
 }
 
 // race is one exchange: tries that overlap, one of each server, and what came of them.
@@ -115,6 +134,15 @@ type race struct {
 	best    *response // its reply
 	rank    rank      // of best
 	cameAt  time.Time // when best came
+
+	// first is how far the first server got at once: it is silent yet, or has a
+	// reply that is not the end of its try.
+	first struct {
+		*dialog
+		res *response
+		err error
+	}
+	finished bool // end has the outcome already
 
 	tries atomic.Int32 // that run, and 1 until the race is over
 	over  atomic.Bool  // nobody waits for results any more
@@ -139,8 +167,19 @@ type result struct {
 	more   bool
 }
 
+// run goes on with a race that is not finished, until it is.
 func (r *race) run(ctx context.Context) (*response, error) {
-	r.next(ctx)
+	r.tries.Store(1)                              // the race itself
+	r.results = make(chan result, 2*len(r.order)) // no try ever blocks on it
+	ctx, r.cancel = context.WithCancel(ctx)
+	defer r.leave()
+	r.timer = time.NewTimer(0)
+	defer r.timer.Stop()
+	if r.started == 0 {
+		r.next(ctx)
+	} else if r.pending > 0 {
+		r.try(ctx, 0, true)
+	}
 	for {
 		now := time.Now()
 		wake, done := r.wake(now)
@@ -240,21 +279,20 @@ func (r *race) cutMayBecomeWhole() bool { return r.pending > 0 || r.started < le
 
 // next starts the try of the next server.
 func (r *race) next(ctx context.Context) {
-	i := r.started
-	c := &r.order[i]
+	i, needed := r.started, r.pending == 0
 	if i > 0 {
 		r.s.counters.retries.Add(1)
 	}
-	needed := r.pending == 0
+	r.begun(&r.order[i])
+	r.try(ctx, i, needed)
+}
+
+// begun notes that a server is asked, as the next one.
+func (r *race) begun(c *contender) {
 	r.started++
 	r.pending++
-	r.tries.Add(1)
 	c.sent, c.pending, c.err = time.Now(), true, errTimeout
-	u := c.upstream
-	r.s.wg.Go(func() {
-		defer r.done()
-		r.try(ctx, i, u, needed)
-	})
+	c.queries.Add(1)
 }
 
 // take notes a result, and keeps the better one of its reply and the best so far.
@@ -336,20 +374,29 @@ func (e *exchangeError) Error() string {
 
 func (e *exchangeError) Unwrap() []error { return e.errs }
 
-// try asks one server, and again without EDNS if it does not know that
-// (RFC 6891 section 7), and by TCP what it has cut.
-func (r *race) try(ctx context.Context, i int, u *upstream, needed bool) {
-	u.queries.Add(1)
-	res, err := r.ask(ctx, i, u, needed)
-	if err != nil {
-		if ce := r.s.log.Check(zap.DebugLevel, "upstream failed"); ce != nil {
-			ce.Write(zap.Stringer("upstream", u.addr), zap.String("qname", r.question.text()), zap.String("reason", err.Error()))
-		}
-	}
-	r.results <- result{server: i, res: res, err: err}
+// try asks one server in the background. needed says that no other is asked.
+func (r *race) try(ctx context.Context, i int, needed bool) {
+	r.tries.Add(1)
+	u := r.order[i].upstream
+	r.s.wg.Go(func() {
+		defer r.done()
+		res, err := r.ask(ctx, i, u, needed)
+		r.report(u, err)
+		r.results <- result{server: i, res: res, err: err}
+	})
 }
 
-// ask mirrors the client's transport. A truncated reply to an external query is
+func (r *race) report(u *upstream, err error) {
+	if err == nil {
+		return
+	}
+	if ce := r.s.log.Check(zap.DebugLevel, "upstream failed"); ce != nil {
+		ce.Write(zap.Stringer("upstream", u.addr), zap.String("qname", r.question.text()), zap.String("reason", err.Error()))
+	}
+}
+
+// ask mirrors the client's transport. A server that does not know EDNS is asked
+// again without (RFC 6891 section 7). A truncated reply to an external query is
 // asked for again by TCP; if that fails it is better than none. That of a
 // cluster's server is what the client would have got directly, and the size
 // asked for is the client's, so it is handed on.
@@ -359,16 +406,23 @@ func (r *race) ask(ctx context.Context, i int, u *upstream, needed bool) (*respo
 		// That a server has no TCP says nothing of its health.
 		return r.s.askTCP(ctx, u, out, r.pace.whole, needed)
 	}
-	res, err := r.askUDP(ctx, u, out, needed)
-	if err == nil && !res.recs.hasOPT && out.withoutOPT != nil {
-		switch headerRcode(res.msg) {
-		case dns.RcodeFormatError, dns.RcodeNotImplemented:
-			if plain, err := r.askUDP(ctx, u, out.withoutOPT, needed); err == nil {
-				res, out = plain, out.withoutOPT
-			}
+	var res *response
+	var err error
+	if i == 0 && r.first.res != nil {
+		res = r.first.res
+	} else {
+		var begun *dialog
+		if i == 0 {
+			begun = r.first.dialog
+		}
+		res, err = r.askUDP(ctx, u, out, needed, begun)
+	}
+	if err == nil && refusesEDNS(res, out) {
+		if plain, err := r.askUDP(ctx, u, out.withoutOPT, needed, nil); err == nil {
+			res, out = plain, out.withoutOPT
 		}
 	}
-	if err != nil || flags(res.msg)&flagTC == 0 || out.passThrough || r.over.Load() {
+	if err != nil || !isCut(res, out) || r.over.Load() {
 		return res, err
 	}
 	r.s.counters.tcpFallbacks.Add(1)
@@ -380,11 +434,36 @@ func (r *race) ask(ctx context.Context, i int, u *upstream, needed bool) (*respo
 	return whole, nil
 }
 
+// isCut reports whether a reply makes its server be asked again by TCP.
+func isCut(res *response, out *outgoing) bool { return flags(res.msg)&flagTC != 0 && !out.passThrough }
+
+func refusesEDNS(res *response, out *outgoing) bool {
+	if res.recs.hasOPT || out.withoutOPT == nil {
+		return false
+	}
+	rcode := headerRcode(res.msg)
+	return rcode == dns.RcodeFormatError || rcode == dns.RcodeNotImplemented
+}
+
 // askUDP asks one server and waits until it has answered, or nobody waits any
-// more. It keeps the server's health up to date.
-func (r *race) askUDP(ctx context.Context, u *upstream, out *outgoing, needed bool) (*response, error) {
+// more. It goes on with a dialog that has begun.
+func (r *race) askUDP(ctx context.Context, u *upstream, out *outgoing, needed bool, d *dialog) (res *response, err error) {
 	sent := time.Now()
-	res, err := r.converse(ctx, u, out, sent, needed)
+	if d != nil {
+		sent = d.sent
+	} else {
+		d, err = r.dial(u, out, needed)
+	}
+	if err == nil {
+		res, err = d.await(ctx)
+		d.close()
+	}
+	r.health(ctx, u, sent, err)
+	return res, err
+}
+
+// health keeps that of a server up to date. Its silence was noted before.
+func (r *race) health(ctx context.Context, u *upstream, sent time.Time, err error) {
 	switch {
 	case err == nil || errors.Is(err, errBadReply):
 		if u.answered() {
@@ -393,7 +472,6 @@ func (r *race) askUDP(ctx context.Context, u *upstream, out *outgoing, needed bo
 	case ctx.Err() == nil && !errors.Is(err, errTimeout) && !isOurFault(err):
 		r.s.strike(u, sent, err)
 	}
-	return res, err
 }
 
 // strike notes a failure of u, and tells when it puts u aside.

@@ -149,7 +149,7 @@ func New(opts Options) (*Server, error) {
 	s.octets = newFair(maxOctets, s.isLocal)
 	s.loops = newLoopGuard(s.isLocal)
 	// What answers a query that has its servers: a cache's place is in front.
-	s.ask = s.coalesce(s.exchange)
+	s.ask = s.coalesce
 	s.queryCtx, s.cancelQuery = context.WithCancel(context.Background())
 	s.spareCtx, s.cancelSpares = context.WithCancel(context.Background())
 	return s, nil
