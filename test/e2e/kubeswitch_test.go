@@ -357,7 +357,6 @@ func TestPortTaken(t *testing.T) {
 			t.Fatal(err)
 		}
 		site := hostResolver{s, h, "127.0.0.1"}
-		before := h.snapshot()
 		refused := func(says ...string) {
 			t.Helper()
 			out := h.run(attachArgs()...)
@@ -371,9 +370,7 @@ func TestPortTaken(t *testing.T) {
 		refused("keep it off loopback")
 		h.nameResolvers("127.0.0.1")
 		refused("--resolver transparent")
-		h.nameResolvers(lab.External0)
-		h.nameResolvers("127.0.0.1")
-		before = h.snapshot()
+		before := h.snapshot()
 		h.attach(endpoints, ranges, transparent)
 		r := h.healthy()
 		if len(r.Forwarder.Listen) != 0 {
