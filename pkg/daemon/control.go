@@ -3,6 +3,7 @@
 package daemon
 
 import (
+	"bufio"
 	"bytes"
 	"context"
 	"encoding/json"
@@ -236,24 +237,26 @@ func callDaemon(ctx context.Context, c config.Config, limit time.Duration, metho
 	return nil
 }
 
-// exchange sends one request over a Unix socket and reads the reply to its end. All that a connection can break with, and
-// there is much of it in net/http, is errGone.
+// exchange sends one request over a Unix socket and reads the reply to its end. All that a connection can break with is
+// errGone.
 func exchange(ctx context.Context, socket, method, path string, body []byte) ([]byte, error) {
 	conn, err := dialControl(ctx, socket)
 	if err != nil {
 		return nil, err
 	}
-	client := http.Client{Transport: &http.Transport{
-		DisableKeepAlives: true,
-		DialContext:       func(context.Context, string, string) (net.Conn, error) { return conn, nil },
-	}}
-	request, err := http.NewRequestWithContext(ctx, method, "http://k2s-dnsbpf"+path, bytes.NewReader(body))
+	defer conn.Close()
+	stop := context.AfterFunc(ctx, func() { _ = conn.SetDeadline(time.Unix(1, 0)) })
+	defer stop()
+	request, err := http.NewRequest(method, "http://k2s-dnsbpf"+path, bytes.NewReader(body))
 	if err != nil {
-		return nil, errors.Join(err, conn.Close())
+		return nil, err
 	}
-	response, err := client.Do(request)
+	request.Close = true
+	// Who does not want to hear it all may have answered still.
+	sent := request.Write(conn)
+	response, err := http.ReadResponse(bufio.NewReader(conn), request)
 	if err != nil {
-		return nil, fmt.Errorf("%w: %w", errGone, err)
+		return nil, fmt.Errorf("%w: %w", errGone, errors.Join(sent, err))
 	}
 	defer response.Body.Close()
 	reply, err := io.ReadAll(io.LimitReader(response.Body, maxReply))
