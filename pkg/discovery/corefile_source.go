@@ -45,11 +45,15 @@ func (a *corefileInput) equal(b *corefileInput) bool {
 }
 
 // fallbackMaps are the ConfigMaps that may have the Corefile of a Service whose workload does not say so: those by the
-// usual name and by the Service's own, which Helm's chart gives to both.
-func (w *Watcher) fallbackMaps() []string {
+// usual name and by the Service's own, which Helm's chart gives to both. One without a selector is of nobody's chart:
+// nothing else is asked for than the likelier of the two.
+func (w *Watcher) fallbackMaps(service *corev1.Service) []string {
 	names := []string{w.name, DefaultConfigMap}
 	if w.name == DefaultService {
 		slices.Reverse(names)
+	}
+	if len(service.Spec.Selector) == 0 {
+		names = names[:1]
 	}
 	return unique(names)
 }
@@ -82,13 +86,16 @@ func (w *Watcher) seekCorefile(s *starter, service *corev1.Service) {
 	case l.corefile != "":
 		return
 	}
-	for _, name := range w.fallbackMaps() {
+	for _, name := range w.fallbackMaps(service) {
 		if !w.needConfigMap(s, name) {
 			return
 		}
 		if data, known := w.configMap(name); !known || data[corefileName] != "" {
 			return
 		}
+	}
+	if len(service.Spec.Selector) == 0 {
+		return
 	}
 	s.need(&o.labelledMaps, func() *request { return labelledMapRequest(w.api, w.opts.Namespace, w.timeouts, w.health) }, &corev1.ConfigMap{})
 }
@@ -126,7 +133,7 @@ func (w *Watcher) findCorefile() (source corefileSource, text string, looked []s
 	case w.opts.ConfigMap != "":
 		places = []corefilePlace{{w.opts.ConfigMap, corefileName}}
 	case len(places) == 0:
-		for _, name := range w.fallbackMaps() {
+		for _, name := range w.fallbackMaps(service) {
 			places = append(places, corefilePlace{name, corefileName})
 		}
 	}

@@ -44,7 +44,7 @@ func serviceCIDR(name string, cidrs ...string) *networkingv1.ServiceCIDR {
 // dnsService is a Service with the label of the cluster's DNS.
 func dnsService(name string) *corev1.Service {
 	s := kubeDNS("172.21.0.10")
-	s.Name, s.Labels = name, map[string]string{dnsLabel: dnsLabelValue}
+	s.Name, s.Labels, s.Spec.Selector = name, dnsLabels, dnsLabels
 	return s
 }
 

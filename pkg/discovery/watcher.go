@@ -139,7 +139,7 @@ func (w *Watcher) Run(ctx context.Context) error {
 		return errors.New("discovery: Run called twice; make a new Watcher")
 	}
 	defer func() {
-		w.connection.close()
+		w.close()
 		close(w.stopped)
 	}()
 	for service := w.opts.Service; service != ""; {
