@@ -216,16 +216,17 @@ func TestPodsRouted(t *testing.T) {
 
 // TestPodsAllDead: a pod's query goes where it would without us: to kube-proxy, which may know better.
 func TestPodsAllDead(t *testing.T) {
+	const address = lab.CoreDNS0v4 + ":5353"
 	h := raise(t, lab.Options{})
 	if err := h.LoadKubeProxyLikeRules(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	r := respond(t, h.Pod("app"), lab.App4+":53", "172.21.0.86")
-	h.attach(endpoint(lab.App4), ranges, pods("vcoredns1"), []string{"--cluster-dns", lab.KubeDNS4})
-	pod := h.CoreDNS(1).Node()
+	r := respond(t, h.Pod("coredns-0"), address, "172.21.0.86")
+	h.attach(endpoint(address), ranges, pods("vapp"), []string{"--cluster-dns", lab.KubeDNS4})
+	pod := h.Pod("app")
 	resolve(t, pod, clusterDNS, lab.Backend, "172.21.0.86")
 	r.setMute(true)
-	h.judged(lab.App4+":53", false)
+	h.judged(address, false)
 	outside := queries(t, h.outside()...)
 	before := h.dataplane()
 	const rounds = 10
@@ -239,7 +240,7 @@ func TestPodsAllDead(t *testing.T) {
 		t.Errorf("the external servers saw %d queries", n)
 	}
 	r.setMute(false)
-	h.judged(lab.App4+":53", true)
+	h.judged(address, true)
 	eventually(t, "pods are steered again", func() error {
 		raw, err := ask(pod, clusterDNS, pack(t, 8, lab.Backend, dns.TypeA), noReply)
 		return errors.Join(err, isAddress(raw, "172.21.0.86"))
