@@ -9,8 +9,6 @@ import (
 	"time"
 
 	"go.uber.org/zap"
-	"k8s.io/apimachinery/pkg/api/meta"
-	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/util/resourceversion"
 )
 
@@ -60,13 +58,9 @@ func (h *health) past() context.Context {
 	return h.same
 }
 
-// isBefore reports whether a list is older than a version that was seen before: etcd was restored.
-func (h *health) isBefore(list runtime.Object, seen string) bool {
-	about, err := meta.ListAccessor(list)
-	if err != nil {
-		return false
-	}
-	order, err := resourceversion.CompareResourceVersion(about.GetResourceVersion(), seen)
+// isBefore reports whether a version is older than one that was seen before: etcd was restored.
+func isBefore(version, seen string) bool {
+	order, err := resourceversion.CompareResourceVersion(version, seen)
 	return err == nil && order < 0 // what can't be compared is of no apiserver
 }
 

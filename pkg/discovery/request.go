@@ -89,6 +89,7 @@ type request struct {
 	mu      sync.Mutex
 	known   map[cache.ObjectName]any // what the informer has been told, trimmed
 	listed  time.Time                // when it was last told all
+	version string                   // of what it knows: the reflector's is from before a restore until an event comes
 	past    context.Context          // that this is from
 	watched bool                     // since listed
 }
@@ -118,24 +119,34 @@ func (r *request) IsWatchListSemanticsUnSupported() bool { return true }
 // ListWithContext implements cache.ListerWatcherWithContext. Its errors reach
 // health through the informer's WatchErrorHandler.
 func (r *request) ListWithContext(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
-	past, latest := r.health.past(), o.ResourceVersion
+	past := r.health.past()
 	list, err := r.page(ctx, o)
+	if err != nil {
+		return nil, err
+	}
+	about, err := meta.ListAccessor(list)
 	if err != nil {
 		return nil, err
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if o.Continue == "" {
-		r.known, r.listed, r.past, r.watched = make(map[cache.ObjectName]any), time.Now(), past, false
+		r.known, r.watched = make(map[cache.ObjectName]any), false
+		r.told(about.GetResourceVersion(), past)
 	}
 	err = meta.EachListItem(list, func(o runtime.Object) error { return r.note(watch.Added, o) })
 	if err != nil {
 		return nil, err
 	}
-	if r.health.isBefore(list, latest) {
-		r.past = r.health.restored(past)
-	}
 	return list, nil
+}
+
+// told notes that the informer is told all of a version, and in which past that was asked for. r.mu is held.
+func (r *request) told(version string, past context.Context) {
+	if isBefore(version, r.version) && r.past.Err() == nil { // else that past is known to have ended
+		past = r.health.restored(past)
+	}
+	r.version, r.listed, r.past = version, time.Now(), past
 }
 
 // page asks for a list, or a page of it. It is always the newest state: what a
@@ -175,13 +186,14 @@ func (r *request) mustList() bool {
 	return r.watched && (!r.many || time.Since(r.listed) >= r.timeouts.relist) || r.past != nil && r.past.Err() != nil
 }
 
-// missed lists anew, and returns what the informer does not know of it, and the version of the list.
-func (r *request) missed(ctx context.Context, latest string) (events []watch.Event, version string, err error) {
+// missed lists anew, and returns what the informer does not know of it.
+func (r *request) missed(ctx context.Context) (events []watch.Event, err error) {
+	version := ""
 	past, found := r.health.past(), make(map[cache.ObjectName]struct{})
 	for o := (metav1.ListOptions{}); ; {
 		list, err := r.page(ctx, o)
 		if err != nil {
-			return nil, "", err
+			return nil, err
 		}
 		r.mu.Lock()
 		err = meta.EachListItem(list, func(o runtime.Object) error {
@@ -200,19 +212,16 @@ func (r *request) missed(ctx context.Context, latest string) (events []watch.Eve
 		})
 		r.mu.Unlock()
 		if err != nil {
-			return nil, "", err
+			return nil, err
 		}
 		about, err := meta.ListAccessor(list)
 		if err != nil {
-			return nil, "", err
+			return nil, err
 		}
 		if o.Continue = about.GetContinue(); o.Continue != "" {
 			continue
 		}
 		version = about.GetResourceVersion()
-		if r.health.isBefore(list, latest) {
-			past = r.health.restored(past)
-		}
 		break
 	}
 	r.mu.Lock()
@@ -222,8 +231,8 @@ func (r *request) missed(ctx context.Context, latest string) (events []watch.Eve
 			events = append(events, watch.Event{Type: watch.Deleted, Object: o.(runtime.Object)})
 		}
 	}
-	r.listed, r.past = time.Now(), past
-	return events, version, nil
+	r.told(version, past)
+	return events, nil
 }
 
 // WatchWithContext implements cache.ListerWatcherWithContext.
@@ -234,10 +243,13 @@ func (r *request) WatchWithContext(parent context.Context, o metav1.ListOptions)
 	var missed []watch.Event
 	var err error
 	if r.mustList() {
-		missed, o.ResourceVersion, err = r.missed(ctx, o.ResourceVersion)
+		missed, err = r.missed(ctx)
 	}
 	var w watch.Interface
 	if err == nil {
+		r.mu.Lock()
+		o.ResourceVersion = r.version
+		r.mu.Unlock()
 		w, err = r.watch(ctx, o)
 	}
 	if err == nil && reflect.TypeOf(w) == emptyWatch {
@@ -275,12 +287,15 @@ func (r *request) WatchWithContext(parent context.Context, o metav1.ListOptions)
 			r.health.ended(r.resource)
 		}
 	})
-	go open.relay(missed, func(e watch.Event) {
+	go open.relay(missed, func(e watch.Event, isNews bool) {
 		r.mu.Lock()
 		defer r.mu.Unlock()
 		switch e.Type {
 		case watch.Added, watch.Modified, watch.Deleted:
 			_ = r.note(e.Type, e.Object) // what has no name is refused by the reflector
+		}
+		if about, err := meta.Accessor(e.Object); err == nil && isNews { // a bookmark too
+			r.version = about.GetResourceVersion()
 		}
 	})
 	return open, nil
@@ -314,25 +329,25 @@ type openWatch struct {
 }
 
 // relay hands events on until the watch ends.
-func (w *openWatch) relay(missed []watch.Event, note func(watch.Event)) {
+func (w *openWatch) relay(missed []watch.Event, note func(e watch.Event, isNews bool)) {
 	defer close(w.ended)
 	defer close(w.events)
-	send := func(e watch.Event) bool {
+	send := func(e watch.Event, isNews bool) bool {
 		select {
 		case w.events <- e:
-			note(e)
+			note(e, isNews)
 			return true
 		case <-w.done:
 			return false
 		}
 	}
 	for _, e := range missed {
-		if !send(e) {
+		if !send(e, false) {
 			return
 		}
 	}
 	for e := range w.inner.ResultChan() {
-		if !send(e) {
+		if !send(e, true) {
 			return
 		}
 	}

@@ -495,6 +495,46 @@ func TestRestoredCluster(t *testing.T) {
 	}
 }
 
+// TestRestoredOnce: what a restore leaves as it is brings no event, and is not taken for another restore at each watch after.
+func TestRestoredOnce(t *testing.T) {
+	api := newAPI(t)
+	api.version = 100
+	srv := quietServer(t, api.ServeHTTP, (*httptest.Server).StartTLS)
+	w, warned, stop := watchFor(t, serverKubeconfig(t, srv.URL, srv.Certificate()), defaultTimeouts)
+	defer stop()
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	want(t, receive(ctx, t, w), false, "172.20.0.2:53")
+	opened := func(what string) {
+		t.Helper()
+		for left := map[string]bool{resourceServices: true, resourceSlices: true}; len(left) > 0; {
+			select {
+			case resource := <-api.opened:
+				delete(left, resource)
+			case <-ctx.Done():
+				t.Fatal("no watch", what)
+			}
+		}
+	}
+	opened("at first")
+	api.mu.Lock()
+	api.version = 50
+	api.mu.Unlock()
+	for i, wantWarning := range []string{"the cluster's data went back, as after a restore of etcd: everything is read anew", ""} {
+		time.Sleep(1100 * time.Millisecond) // after a watch of less than a second client-go lists anew by itself
+		api.endWatches()
+		opened("after the restore")
+		got := ""
+		select {
+		case got = <-warned:
+		default:
+		}
+		if got != wantWarning {
+			t.Errorf("end %d of the watches: warning %q, want %q", i, got, wantWarning)
+		}
+	}
+}
+
 func receive(ctx context.Context, t *testing.T, w *Watcher) Snapshot {
 	t.Helper()
 	select {
