@@ -394,3 +394,57 @@ func (h *host) play(addresses []string, s site) {
 		}
 	}
 }
+
+// TestFloodFromAWorker: names of a worker that no server answers, more than are answered at a time, leave the host its
+// queries.
+func TestFloodFromAWorker(t *testing.T) {
+	h := raise(t, lab.Options{NoServers: true})
+	if err := h.CoreDNS(0).Start(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	h.play([]string{lab.External0, lab.External1}, site{pairs: [][]conduct{{silent, silent}, {found, silent}}})
+	h.attach([]string{"--dns-endpoint", lab.CoreDNS0v4}, ranges)
+	var conn *net.UDPConn
+	if err := h.Worker().Do(func() (err error) {
+		conn, err = net.DialUDP("udp", nil, net.UDPAddrFromAddrPort(switchDNS))
+		return err
+	}); err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	full := make(chan struct{})
+	go func() { // until the worker's oldest queries are refused
+		buf := make([]byte, 512)
+		for {
+			if n, err := conn.Read(buf); err != nil {
+				return
+			} else if n > 3 && buf[3]&15 == dns.RcodeRefused {
+				close(full)
+				return
+			}
+		}
+	}()
+	// Two thousand more beyond that, and as many as it takes before.
+	for i, more := 0, 2000; more > 0; i++ {
+		if i == 100_000 {
+			t.Fatal("so many are answered at a time?")
+		}
+		if _, err := conn.Write(pack(t, uint16(i), fmt.Sprintf("flood%d.p0.test.", i), dns.TypeA)); err != nil {
+			t.Fatal(err)
+		}
+		select {
+		case <-full:
+			more--
+		default:
+		}
+		if i%400 > 0 {
+			continue
+		}
+		for _, network := range []string{"udp", "tcp"} {
+			m, err := h.Host().Query(t.Context(), network, hostDNS, fmt.Sprintf("host%d-%s.p1.test.", i, network), dns.TypeA)
+			if err != nil || len(m.Answer) != 1 {
+				t.Errorf("after %d queries of the worker, by %s: %v %v", i, network, err, m)
+			}
+		}
+	}
+}
