@@ -1,6 +1,7 @@
 package discovery
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"crypto/sha256"
@@ -274,6 +275,9 @@ func (r reader) inline(config *clientcmdapi.Config) error {
 		}
 		if len(*f.data) == 0 { // data come before files
 			content, _, err := r.read(*f.path)
+			if err == nil && len(bytes.TrimSpace(content)) == 0 {
+				err = errors.New("it is empty") // it is being written, perhaps; without it we would be nobody, or trust anybody
+			}
 			if err != nil {
 				return fmt.Errorf("%s %s: %w", f.what, *f.path, err)
 			}

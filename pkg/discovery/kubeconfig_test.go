@@ -248,6 +248,19 @@ func TestOddKubeconfigs(t *testing.T) {
 	}
 }
 
+// TestEmptyCredentials: a file that is just being written in place makes us neither anonymous nor trustful.
+func TestEmptyCredentials(t *testing.T) {
+	dir := t.TempDir()
+	writeFile(t, filepath.Join(dir, "empty"), "\n")
+	for _, user := range []string{"{tokenFile: empty}", "{client-certificate: empty, client-key-data: eA==}", "{client-certificate-data: eA==, client-key: empty}"} {
+		file := filepath.Join(dir, "kubeconfig")
+		writeFile(t, file, kubeconfigFor("https://192.0.2.1:6443", user))
+		if _, _, err := FindKubeconfig(Options{Kubeconfig: file, Env: noEnv}); err == nil || !strings.Contains(err.Error(), filepath.Join(dir, "empty")+": it is empty") {
+			t.Errorf("%s: error %v", user, err)
+		}
+	}
+}
+
 // TestFindKubeconfigUnreadable: a file that is there but closed to us, as on a
 // home directory that NFS guards against root.
 func TestFindKubeconfigUnreadable(t *testing.T) {
