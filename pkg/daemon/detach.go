@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -183,14 +184,14 @@ func Detach(ctx context.Context, c config.Config, log *zap.Logger) (done []strin
 	ctx, cancel := context.WithTimeout(ctx, stopTimeout)
 	defer cancel()
 	path := filepath.Join(c.RunDir, lockFile)
-	ended, warning := 0, ""
+	ended := 0
 	if pid, held := state.Holder(path); held && !isGuardian(pid) { // a guardian is done in a moment
 		if !isDaemon(pid) {
 			return nil, fmt.Errorf("detach: %s is held by process %d, which is not k2s-dnsbpf: run this where that process was started, such as in its container",
 				path, pid)
 		}
-		ended, warning = pid, restoreWarning(c)
-		if err := end(ctx, pid, c); err != nil {
+		ended = pid
+		if done, err = end(ctx, pid, c); err != nil {
 			return nil, err
 		}
 	}
@@ -209,12 +210,13 @@ func Detach(ctx context.Context, c config.Config, log *zap.Logger) (done []strin
 		log.Warn("the daemon ended before it had put everything back: undoing the rest", zap.Int("pid", ended))
 	default:
 		done = append(done, fmt.Sprintf("daemon %d detached", ended))
-		if warning != "" {
-			done = append(done, warning)
-		}
 	}
 	left, err := undo(c, journal, log)
-	done = append(done, left...)
+	for _, line := range left {
+		if !slices.Contains(done, line) { // a file that is left is told of by both
+			done = append(done, line)
+		}
+	}
 	said, lingerErr := endLingering(c)
 	if said != "" {
 		done = append(done, said)
@@ -223,23 +225,23 @@ func Detach(ctx context.Context, c config.Config, log *zap.Logger) (done []strin
 }
 
 // end asks a daemon to detach. One that takes no orders, since it is still on its way up, gets a signal, and does not
-// linger. There is nothing to ask of one that dies meanwhile.
-func end(ctx context.Context, pid int, c config.Config) error {
+// linger. There is nothing to ask of one that dies meanwhile. What the daemon did to the resolver file is returned.
+func end(ctx context.Context, pid int, c config.Config) (done []string, err error) {
 	// One that is stopped would neither answer nor see a signal.
 	if err := sendSignal(pid, unix.SIGCONT); err != nil {
-		return err
+		return nil, err
 	}
-	err := requestDetach(ctx, c)
+	done, err = requestDetach(ctx, c)
 	switch {
 	case err == nil, errors.Is(err, errNoDaemon):
-		return nil
+		return done, nil
 	case errors.Is(err, errStays):
-		return fmt.Errorf("detach: %w", err)
+		return nil, fmt.Errorf("detach: %w", err)
 	}
 	if now, held := state.Holder(filepath.Join(c.RunDir, lockFile)); !held || now != pid {
-		return nil
+		return nil, nil
 	}
-	return terminate(pid)
+	return nil, terminate(pid)
 }
 
 // awaitLock waits for the lock of a process that is to end. One that is stopped meanwhile is continued.

@@ -91,13 +91,15 @@ func (d *Daemon) leaveForwarder(ctx context.Context) {
 	shutDown(ctx, d.forwarder, d.log)
 }
 
-// detachOrder is what the control socket takes, detachResult what it answers: with an error the daemon stays attached.
+// detachOrder is what the control socket takes, detachResult what it answers: what was done to the resolver file, a line
+// each. With an error the daemon stays attached.
 type detachOrder struct {
 	Linger time.Duration `json:"linger"`
 }
 
 type detachResult struct {
-	Error string `json:"error,omitempty"`
+	Done  []string `json:"done,omitempty"`
+	Error string   `json:"error,omitempty"`
 }
 
 // detachLimit is how long the resolver file may take to be put back.
@@ -106,41 +108,37 @@ const detachLimit = 3 * time.Second
 // errStays is a detach that the daemon refuses.
 var errStays = errors.New("still attached")
 
-// requestDetach has the daemon end as at a signal, but linger.
-func requestDetach(ctx context.Context, c config.Config) error {
+// requestDetach has the daemon end as at a signal, but linger. It returns what that one did to the resolver file.
+func requestDetach(ctx context.Context, c config.Config) (done []string, err error) {
 	body, err := json.Marshal(detachOrder{Linger: c.Linger})
 	if err != nil {
-		return err
+		return nil, err
 	}
 	var result detachResult
 	err = askDaemon(ctx, c, detachLimit, http.MethodPost, "/detach", body, &result)
 	if err == nil && result.Error != "" {
 		err = fmt.Errorf("%w: %s", errStays, result.Error)
 	}
-	return err
+	return result.Done, err
 }
 
 // detaching is an order on its way to serve.
 type detaching struct {
 	linger  time.Duration
-	done    chan error    // of the resolver file
+	result  chan detachResult
 	replied chan struct{} // closed when the reply is out: with serve, the control socket ends
 }
 
 // handleDetach has serve put the resolver file back and end.
 func (d *Daemon) handleDetach(w http.ResponseWriter, r *http.Request, order detachOrder) {
-	request := detaching{order.Linger, make(chan error, 1), make(chan struct{})}
+	request := detaching{order.Linger, make(chan detachResult, 1), make(chan struct{})}
 	defer close(request.replied)
 	select {
 	case d.detaches <- request:
 	case <-r.Context().Done():
 		return
 	}
-	var result detachResult
-	if err := <-request.done; err != nil {
-		result.Error = err.Error()
-	}
-	d.reply(w, result)
+	d.reply(w, <-request.result)
 	if err := http.NewResponseController(w).Flush(); err != nil {
 		d.log.Debug("reply not sent", zap.Error(err))
 	}
@@ -156,7 +154,11 @@ func (d *Daemon) startDetach(request detaching) bool {
 	if err != nil && !d.ours() {
 		err = nil // detach tells of it
 	}
-	request.done <- err
+	result := detachResult{Done: done}
+	if err != nil {
+		result.Error = err.Error()
+	}
+	request.result <- result
 	select {
 	case <-request.replied:
 	case <-time.After(controlTimeout):

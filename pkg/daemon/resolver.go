@@ -10,7 +10,6 @@ import (
 
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/config"
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/resolvconf"
-	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/state"
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/status"
 )
 
@@ -102,23 +101,6 @@ func (d *Daemon) follow(now resolvconf.Inspection) error {
 	}
 	d.log.Info("servers", zap.Stringers("upstreams", d.routing.upstreams), zap.String("path", now.Target))
 	return nil
-}
-
-// restoreWarning says what an operator should know of the file that a detach puts back, "" if there is nothing.
-func restoreWarning(c config.Config) string {
-	journal, err := state.Open(c.StateDir)
-	if err != nil {
-		return ""
-	}
-	manager, err := resolvconf.New(resolvconf.Options{Path: c.ResolvConf, StateDir: c.StateDir, Journal: journal})
-	if err != nil {
-		return ""
-	}
-	warning, err := manager.Warning()
-	if err != nil || warning == "" {
-		return ""
-	}
-	return fmt.Sprintf("%s: %s: %s", c.ResolvConf, resolvconf.Restored, warning)
 }
 
 func resolverEvents(events []resolvconf.Event) []status.ResolverEvent {

@@ -249,7 +249,7 @@ func (m *Manager) upstreams(s *survey, own []netip.Addr) error {
 }
 
 func (m *Manager) upstreamRefusal(s survey) []error {
-	if len(s.Upstreams) > 0 {
+	if len(s.Upstreams) > 0 || s.cur.Type == TypeOther { // see refusals
 		return nil
 	}
 	why := "it names no server"

@@ -106,6 +106,7 @@ func (m *Manager) reinstate(durable bool) (out Outcome, settled bool, err error)
 	doing := "restore " + m.path
 	var rec record
 	var cur object
+	var kept string
 	err = m.at("D1", func() (err error) {
 		if cur, err = m.look(m.path); err != nil {
 			return err
@@ -137,7 +138,7 @@ func (m *Manager) reinstate(durable bool) (out Outcome, settled bool, err error)
 			out, err = m.leave(rec, cur)
 			return out, false, err
 		default:
-			m.keepEdited(cur)
+			kept = m.keepEdited(cur)
 		}
 	}
 	out = Outcome{Result: Restored}
@@ -157,6 +158,7 @@ func (m *Manager) reinstate(durable bool) (out Outcome, settled bool, err error)
 		}
 		return m.fs.SyncDir(m.dir)
 	})
+	out.Detail += kept
 	if err != nil {
 		return Outcome{}, false, m.explain(doing, err)
 	}
@@ -176,23 +178,6 @@ func (m *Manager) reinstate(durable bool) (out Outcome, settled bool, err error)
 	return out, true, nil
 }
 
-// Warning says what is wrong with what Restore would put back, "" if nothing
-// is. To be asked before, for a restore that another process does.
-func (m *Manager) Warning() (string, error) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	rec, err := m.record()
-	if err != nil || !rec.known {
-		return "", err
-	}
-	if text := m.describeOriginal(rec.original); strings.Contains(text, danglesNote) {
-		return text, nil
-	}
-	return "", nil
-}
-
-const danglesNote = ", which doesn't exist: start the program that writes it"
-
 // describeOriginal warns of a link that leads nowhere now: it is put back all
 // the same, since its target is somebody else's to make.
 func (m *Manager) describeOriginal(o original) string {
@@ -204,7 +189,7 @@ func (m *Manager) describeOriginal(o original) string {
 	if err != nil || !eff.dangling {
 		return text
 	}
-	text += danglesNote
+	text += ", which doesn't exist: start the program that writes it"
 	for i, a := range o.Upstreams {
 		if i == 0 {
 			text += ", or replace the link by a file with"
@@ -439,13 +424,15 @@ func (r record) emptied(cur object) bool {
 		len(Parse(cur.content).Nameservers) == 0 && len(r.original.Upstreams) > 0
 }
 
-func (m *Manager) keepEdited(cur object) {
+// keepEdited copies what is not left in place, and says where to.
+func (m *Manager) keepEdited(cur object) string {
 	path := filepath.Join(m.opts.StateDir, editedName)
 	if err := hostfs.WriteFile(m.fs, path, cur.content, 0o600); err != nil {
 		m.log.Warn("our file was edited or replaced while attached; the copy of what is there failed", zap.String("path", path), zap.Error(err))
-		return
+		return ""
 	}
 	m.log.Warn("our file was edited or replaced while attached; a copy of what is there is kept", zap.String("path", path))
+	return "; ours had been edited or replaced, a copy of that is " + path
 }
 
 // restoreUnrecorded is for a journal that was lost, or never written. A file

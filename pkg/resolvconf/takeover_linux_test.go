@@ -294,7 +294,7 @@ func TestEmptiedFileDoesNotStrand(t *testing.T) {
 		write(t, h.path, emptied)
 		out, err := h.manager(t, nil).Restore()
 		must(t, err)
-		if out.Result != Restored {
+		if out.Result != Restored || !strings.Contains(out.Detail, h.state+"/"+editedName) {
 			t.Errorf("%+v", out)
 		}
 		if d := before.diff(identify(t, h.path)); d != "" {
@@ -459,6 +459,9 @@ func TestOtherRefusals(t *testing.T) {
 			err := m.TakeOver(TakeOver{Nameservers: ask.Nameservers})
 			if !errors.Is(err, tt.want) || strings.Contains(err.Error(), "\n") || !strings.Contains(err.Error(), h.path) || !strings.Contains(err.Error(), tt.says) {
 				t.Errorf("%v, want one line that is %v and says %q", err, tt.want, tt.says)
+			}
+			if tt.want == ErrNotFile && errors.Is(err, ErrNoUpstream) {
+				t.Errorf("%v, of what is no file", err)
 			}
 			h.clean(t)
 			if _, err := os.Stat(h.state); err == nil {
