@@ -69,7 +69,7 @@ func TestFirstSnapshotIsWhole(t *testing.T) {
 // TestOnlyWhatIsNeededIsAsked checks verbs, namespace and selectors.
 func TestOnlyWhatIsNeededIsAsked(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		c := newCluster(t, kubeDNS("172.21.0.10"), slice("a", ready("172.20.0.2")), configMap(DefaultConfigMap, kubeadmCorefile))
+		c := newCluster(t, kubeDNS("172.21.0.10"), slice("a", ready("172.20.0.2")))
 		run(t, c)
 		got := map[string]int{}
 		for _, a := range c.Actions() {
