@@ -88,12 +88,14 @@ func awaitPort(ctx context.Context, address netip.AddrPort) (holder string, take
 	defer cancel()
 	for isTaken(ctx, address) {
 		name, ours := findHolder(address)
-		if name != holderNobody && !ours {
+		if name == holderNobody {
+			name = holderUnseen
+		} else if !ours {
 			return name, true
 		}
 		select {
 		case <-ctx.Done():
-			return holderUnseen, true
+			return name, true
 		case <-time.After(portRetry):
 		}
 	}
