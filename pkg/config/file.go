@@ -14,6 +14,7 @@ import (
 	"go.yaml.in/yaml/v3"
 
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/internal/safefile"
+	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/internal/say"
 )
 
 // fileConfig is the file's form of Config: what YAML can't read by itself is text first.
@@ -146,11 +147,11 @@ func (c *Config) applyKeys(document yaml.Node) error {
 		single := yaml.Node{Kind: yaml.MappingNode, Content: pairs[i : i+2]}
 		var file fileConfig
 		if err := single.Decode(&file); err != nil {
-			return fmt.Errorf("key %s: %w", key.Value, oneLine(err))
+			return fmt.Errorf("key %s: %w", say.Printable(key.Value, ""), oneLine(err))
 		}
 		file.apply(c)
 		if err := c.Validate(); err != nil {
-			return fmt.Errorf("line %d: key %s: %w", key.Line, key.Value, err)
+			return fmt.Errorf("line %d: key %s: %w", key.Line, say.Printable(key.Value, ""), err)
 		}
 	}
 	return nil
@@ -163,7 +164,8 @@ func oneLine(err error) error {
 		return err
 	}
 	text := strings.Join(faults.Errors, "; ")
-	return fmt.Errorf("%w: %s", ErrInvalid, strings.ReplaceAll(text, " in type config.fileConfig", ""))
+	text = strings.ReplaceAll(strings.ReplaceAll(text, " in type config.fileConfig", ""), "into config.fileConfig", "into settings")
+	return fmt.Errorf("%w: %s", ErrInvalid, say.Printable(text, ""))
 }
 
 func (f fileConfig) apply(c *Config) {
