@@ -130,7 +130,7 @@ func TestLingererDies(t *testing.T) {
 		}
 		asker.close()
 		d := &Daemon{config: config.Config{RunDir: runDir}}
-		if _, _, err := d.inherit(); test.want == errGone && err != nil || d.predecessor != nil {
+		if _, _, err := d.inherit(); errors.Is(test.want, errGone) && err != nil || d.predecessor != nil {
 			t.Errorf("%s: inherit: %v, %v", name, err, d.predecessor)
 		}
 		_ = listener.Close()
