@@ -11,6 +11,7 @@ import (
 	"net/http"
 	"net/netip"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"time"
@@ -276,7 +277,7 @@ func Status(ctx context.Context, c config.Config) (status.Report, error) {
 		problem = "an attach or detach is at work: " + remedy
 	default:
 		remedy = "the daemon takes it over again when it goes on; k2s-dnsbpf detach ends that one"
-		problem = fmt.Sprintf("%s: what follows is what can be seen without it", err)
+		problem = fmt.Sprintf("%s: see %s, or end it with k2s-dnsbpf detach", err, filepath.Join(c.RunDir, LogFile))
 	}
 	report = status.Report{Resolver: status.Resolver{File: c.ResolvConf}}
 

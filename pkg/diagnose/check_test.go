@@ -393,9 +393,9 @@ func TestConclude(t *testing.T) {
 		},
 		"daemon that hangs": {
 			well(), func(e *Evidence) {
-				e.Host.Problems = []string{"the daemon does not answer within 1s: what follows is what can be seen without it"}
+				e.Host.Problems = []string{"the daemon does not answer within 1s: see /run/k2s-dnsbpf/daemon.log, or end it with k2s-dnsbpf detach"}
 			}, CauseInPart,
-			"DNS answers, but not all is well: the daemon does not answer within 1s: what follows is what can be seen without it; " +
+			"DNS answers, but not all is well: the daemon does not answer within 1s: see /run/k2s-dnsbpf/daemon.log, or end it with k2s-dnsbpf detach; " +
 				"the Service address 172.21.0.20:80 and its 2 endpoints answer",
 		},
 		"forwarder that hangs": {
