@@ -126,7 +126,7 @@ func (h *host) unserved(from *lab.Node, server netip.AddrPort) error {
 	raw, err := ask(from, server, payload, noReply)
 	var m dns.Msg
 	if err := errors.Join(err, m.Unpack(raw)); err != nil || m.Rcode != dns.RcodeServerFailure {
-		return fmt.Errorf("%s from %s: want SERVFAIL, got %v, %v", from.Name(), server, &m, err)
+		return fmt.Errorf("%s from %s: want SERVFAIL, got %v, %w", from.Name(), server, &m, err)
 	}
 	if opt := m.IsEdns0(); opt == nil || !strings.Contains(opt.String(), "no endpoint for zone") {
 		return fmt.Errorf("%s from %s: no reason: %v", from.Name(), server, &m)

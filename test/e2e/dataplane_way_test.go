@@ -1,6 +1,7 @@
 package e2e
 
 import (
+	"errors"
 	"fmt"
 	"strings"
 	"testing"
@@ -119,7 +120,7 @@ func TestKernelWayLosesLargeReplies(t *testing.T) {
 	h.severed(lab.CoreDNS0v4+":53", true)
 	raw, err := ask(h.Host(), hostDNS, payload, patience)
 	var m dns.Msg
-	if err := m.Unpack(raw); err != nil || !m.Truncated && len(m.Answer) == 0 {
+	if err := errors.Join(err, m.Unpack(raw)); err != nil || !m.Truncated && len(m.Answer) == 0 {
 		t.Errorf("no large answer by the forwarder: %v, %v", &m, err)
 	}
 }
