@@ -460,7 +460,7 @@ func TestOtherRefusals(t *testing.T) {
 			if !errors.Is(err, tt.want) || strings.Contains(err.Error(), "\n") || !strings.Contains(err.Error(), h.path) || !strings.Contains(err.Error(), tt.says) {
 				t.Errorf("%v, want one line that is %v and says %q", err, tt.want, tt.says)
 			}
-			if tt.want == ErrNotFile && errors.Is(err, ErrNoUpstream) {
+			if errors.Is(err, ErrNotFile) && errors.Is(err, ErrNoUpstream) {
 				t.Errorf("%v, of what is no file", err)
 			}
 			h.clean(t)
