@@ -42,7 +42,7 @@ func TestClusterNamesNeverLeave(t *testing.T) {
 						question{h.Worker(), "@" + lab.KubeSwitch4, transport, name})
 				}
 			}
-			forEach(len(list), func(i int) {
+			forEach(len(list), 16, func(i int) {
 				q := list[i]
 				// TCP is the forwarder's; so is UDP over IPv6 here, where no endpoint is, and all of it without BPF. It gives up
 				// before a client does, by default after five seconds.
@@ -97,7 +97,7 @@ func TestOneCoreDNSDead(t *testing.T) {
 		t.Fatal(err)
 	}
 	outside := queries(t, h.outside()...)
-	forEach(20, func(int) {
+	forEach(20, 16, func(int) {
 		// Half of the tries go to the dead one: eight in a row are its in one run of many thousands.
 		r := command(t, h.Host(), "dig", "+short", "+tries=8", "+time=1", "@127.0.0.1", lab.Backend)
 		if lines := strings.Split(strings.TrimSpace(r.stdout), "\n"); lines[len(lines)-1] != lab.Backend4 {
