@@ -54,7 +54,7 @@ func openJournal(c config.Config, log *zap.Logger) (*state.Journal, error) {
 	return journal, nil
 }
 
-// undo puts everything back that the journal knows, in the order that DESIGN.md's detach has: the resolver first. It
+// undo puts everything back that the journal knows, in the order of a detach: the resolver first. It
 // goes on after an error; what failed stays in the journal. It returns a line for each thing that was done.
 func undo(c config.Config, journal *state.Journal, log *zap.Logger) ([]string, error) {
 	done, err := restoreResolver(c, journal, log)

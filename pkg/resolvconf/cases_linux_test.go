@@ -13,19 +13,7 @@ import (
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/state/hostfs"
 )
 
-// Where each case of the resolver design is shown that concerns this package:
-//
-//	1 to 7, 9  originals, by TestTakeOverAndRestore, TestLosses, TestFaults and TestPowerLoss
-//	11         TestAttributes (refused), TestOverrideImmutable (with leave)
-//	12         TestBindMount (refused), TestInPlace and TestFaultsInPlace (with leave)
-//	13         TestReadOnly, TestOverlay; all tests on tmpfs
-//	14         TestMountNamespace
-//	15 to 20   TestContentCases, TestParse, TestChooseUpstreams, TestPublishKubeletSearchLimits
-//	37 to 40   TestFullDisk, TestInPlace, TestReadOnly, TestBindMountRacedIn, TestFaults
-//	47, 49, 50 TestPublishKubelet, TestPublishKubeletFaults, TestKubeletFileOutlives
-//	55         TestTakeOverAndRestore, TestConverge
-
-// TestOverrideImmutable is case 11 with leave: the attribute is off while
+// TestOverrideImmutable: with leave, the attribute is off while
 // attached, and set again with the original, after a crash too.
 func TestOverrideImmutable(t *testing.T) {
 	root(t)
@@ -78,7 +66,7 @@ func TestOverrideImmutable(t *testing.T) {
 	})
 }
 
-// TestInPlace is case 12 with leave.
+// TestInPlace: with leave, a bind mount is overwritten in place.
 func TestInPlace(t *testing.T) {
 	if !inMountNamespace(t) {
 		return
@@ -178,7 +166,7 @@ func TestInPlace(t *testing.T) {
 		}
 		h.clean(t)
 	})
-	t.Run("full disk", func(t *testing.T) { // case 37, in place
+	t.Run("full disk", func(t *testing.T) { // in place
 		h := newHost(t)
 		defer h.discard()
 		tmpfs(t, h.root+"/run", "size=32k")
@@ -230,7 +218,7 @@ func TestTorn(t *testing.T) {
 	}
 }
 
-// TestMountNamespace is case 14.
+// TestMountNamespace: the mounts that decide are those of process 1.
 func TestMountNamespace(t *testing.T) {
 	tests := map[string]struct {
 		first  func(t *testing.T, h host, first string) // what process 1 sees
@@ -281,8 +269,7 @@ func TestComments(t *testing.T) {
 	}
 }
 
-// TestContentCases are the cases 15 to 20 as a whole: what the file of a host
-// becomes.
+// TestContentCases: what the file of a host becomes.
 func TestContentCases(t *testing.T) {
 	seven := strings.Repeat("a", 50)
 	tests := []struct {
@@ -361,7 +348,7 @@ func contains(lines []string, match func(string) bool) bool {
 	return false
 }
 
-// TestKubeletFileOutlives is case 49: the file is there, whole, through attach,
+// TestKubeletFileOutlives: the file is there, whole, through attach,
 // detach and an attach with other servers, and only ever replaced by rename.
 func TestKubeletFileOutlives(t *testing.T) {
 	h := newHost(t)

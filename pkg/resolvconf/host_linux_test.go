@@ -168,7 +168,7 @@ func kill(f func()) (killed bool) {
 	return false
 }
 
-// original states, cases 1 to 7 and 9 of the resolver design.
+// original states.
 type originalCase struct {
 	name      string
 	make      func(t testing.TB, h host)

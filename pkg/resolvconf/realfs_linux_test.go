@@ -72,7 +72,7 @@ func refusedForeseen(t *testing.T, h host, want error, parts ...string) {
 	}
 }
 
-func TestBindMount(t *testing.T) { // case 12
+func TestBindMount(t *testing.T) {
 	if !inMountNamespace(t) {
 		return
 	}
@@ -90,7 +90,7 @@ func TestBindMount(t *testing.T) { // case 12
 	refusedForeseen(t, h, ErrBindMount, "container-resolv.conf", "unmount")
 }
 
-func TestBindMountRacedIn(t *testing.T) { // case 40, EBUSY
+func TestBindMountRacedIn(t *testing.T) {
 	if !inMountNamespace(t) {
 		return
 	}
@@ -116,7 +116,7 @@ func TestBindMountRacedIn(t *testing.T) { // case 40, EBUSY
 	h.clean(t)
 }
 
-func TestReadOnly(t *testing.T) { // cases 13 and 39
+func TestReadOnly(t *testing.T) {
 	if !inMountNamespace(t) {
 		return
 	}
@@ -144,7 +144,7 @@ func TestReadOnly(t *testing.T) { // cases 13 and 39
 	h.clean(t)
 }
 
-func TestFullDisk(t *testing.T) { // cases 37 and 38
+func TestFullDisk(t *testing.T) {
 	if !inMountNamespace(t) {
 		return
 	}
@@ -189,7 +189,7 @@ func TestFullDisk(t *testing.T) { // cases 37 and 38
 	}
 }
 
-func TestAttributes(t *testing.T) { // case 11
+func TestAttributes(t *testing.T) {
 	root(t)
 	osfs := hostfs.OS()
 	for flag, bit := range map[string]uint32{"i": hostfs.FlagImmutable, "a": hostfs.FlagAppend} {
@@ -232,7 +232,7 @@ func TestAttributes(t *testing.T) { // case 11
 	})
 }
 
-func TestOverlay(t *testing.T) { // case 13
+func TestOverlay(t *testing.T) {
 	if !inMountNamespace(t) {
 		return
 	}

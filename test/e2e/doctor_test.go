@@ -253,13 +253,13 @@ func TestDoctorAttached(t *testing.T) {
 	kubelet := func(path string) func(h *host) func() {
 		return shell("mkdir -p /var/lib/kubelet; echo 'resolvConf: "+path+"' >/var/lib/kubelet/config.yaml", "rm -r /var/lib/kubelet")
 	}
-	undo := kubelet("/etc/resolv.conf")(h) // case 46
+	undo := kubelet("/etc/resolv.conf")(h)
 	h.wantFinding(h.doctor(), "kubelet", "fail", "names 127.0.0.1", "Loop detected", "resolvConf: "+kubeletFile)
 	undo()
-	undo = kubelet(kubeletFile)(h) // case 47
+	undo = kubelet(kubeletFile)(h)
 	h.wantFinding(h.doctor(), "kubelet", "ok", kubeletFile, lab.External0)
 	undo()
-	undo = shell("mkdir -p /run/systemd/resolve; echo nameserver 127.0.0.1 >/run/systemd/resolve/resolv.conf", "rm -r /run/systemd")(h) // case 48
+	undo = shell("mkdir -p /run/systemd/resolve; echo nameserver 127.0.0.1 >/run/systemd/resolve/resolv.conf", "rm -r /run/systemd")(h)
 	defer undo()
 	undo48 := kubelet("/run/systemd/resolve/resolv.conf")(h)
 	h.wantFinding(h.doctor(), "kubelet", "fail", "/run/systemd/resolve/resolv.conf", "127.0.0.1")
@@ -278,7 +278,7 @@ func TestDoctorAttached(t *testing.T) {
 	h.wantFinding(h.doctor(), "daemon", "ok", "not attached")
 }
 
-// TestClusterDNSForwardsToUs is case 52: a name in a zone of ours that CoreDNS does not know, and a CoreDNS that forwards
+// TestClusterDNSForwardsToUs: a name in a zone of ours that CoreDNS does not know, and a CoreDNS that forwards
 // what it does not know to this host.
 func TestClusterDNSForwardsToUs(t *testing.T) {
 	h := raise(t, lab.Options{NoServers: true, LogQueries: true})
@@ -342,7 +342,7 @@ func TestClusterDNSForwardsToUs(t *testing.T) {
 	resolve(t, h.Host(), hostDNS, lab.Backend, lab.Backend4)
 }
 
-// TestAttachInPlace is case 12: a resolver file that a container runtime has mounted.
+// TestAttachInPlace: a resolver file that a container runtime has mounted.
 func TestAttachInPlace(t *testing.T) {
 	h := raise(t, lab.Options{})
 	must(t, h.Host(), "sh", "-ec", "cp /etc/resolv.conf /run/container; chmod 640 /run/container; mount --bind /run/container /etc/resolv.conf")
@@ -379,7 +379,7 @@ func TestAttachInPlace(t *testing.T) {
 	}
 }
 
-// TestAttachOverrideImmutable is case 11.
+// TestAttachOverrideImmutable: the attribute of chattr is off while attached, and back afterwards.
 func TestAttachOverrideImmutable(t *testing.T) {
 	h := raise(t, lab.Options{})
 	must(t, h.Host(), "chattr", "+i", "/etc/resolv.conf")
@@ -402,7 +402,7 @@ func TestAttachOverrideImmutable(t *testing.T) {
 	}
 }
 
-// TestAttachFromOtherMounts is case 14: a process that has mounts of its own would change its own view only.
+// TestAttachFromOtherMounts: a process that has mounts of its own would change its own view only.
 func TestAttachFromOtherMounts(t *testing.T) {
 	t.Parallel() // it waits more than it works
 	h := raise(t, lab.Options{})

@@ -92,7 +92,7 @@ func (h *host) read(path string) string {
 	return string(content)
 }
 
-// TestForeignChange is cases 21 and 23: somebody changes the file while we are attached, in each way that there is.
+// TestForeignChange: somebody changes the file while we are attached, in each way that there is.
 func TestForeignChange(t *testing.T) {
 	const put = "printf '" + `nameserver 192.0.2.54\n` + "' "
 	adopted := "theirs is the original now"
@@ -228,7 +228,7 @@ func TestForeignMount(t *testing.T) {
 	h.unchanged(before)
 }
 
-// TestForeignChangeInPieces is case 22: a DHCP client that deletes the file, pauses, writes half of it, pauses, and
+// TestForeignChangeInPieces: a DHCP client that deletes the file, pauses, writes half of it, pauses, and
 // writes the rest. Nobody is without an answer, and only the whole file counts.
 func TestForeignChangeInPieces(t *testing.T) {
 	t.Parallel()
@@ -286,7 +286,7 @@ func (h *host) cpu(pid int) time.Duration {
 	return time.Duration(user+system) * time.Second / 100 // USER_HZ
 }
 
-// TestForeignChangeContended is case 24: who writes again and again is left alone, without a flood of messages, and the
+// TestForeignChangeContended: who writes again and again is left alone, without a flood of messages, and the
 // file is taken over again once it has been quiet.
 func TestForeignChangeContended(t *testing.T) {
 	t.Parallel()
@@ -369,7 +369,7 @@ func TestForeignChangeContended(t *testing.T) {
 }
 
 // TestForeignChangeYield: with the setting, what somebody writes stays, and so it does at a detach, which says how to
-// have the earlier one (case 29).
+// have the earlier one.
 func TestForeignChangeYield(t *testing.T) {
 	t.Parallel()
 	h := raise(t, lab.Options{})
