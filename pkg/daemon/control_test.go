@@ -12,6 +12,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -90,8 +91,9 @@ func lockHost(t *testing.T, c config.Config) (unlock func()) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { _ = lock.Unlock() })
-	return func() { _ = lock.Unlock() }
+	unlock = sync.OnceFunc(func() { _ = lock.Unlock() })
+	t.Cleanup(unlock)
+	return unlock
 }
 
 func askStatus(t *testing.T, c config.Config) (pid int, err error) {
@@ -127,8 +129,10 @@ func TestDaemonDiesWhileAsked(t *testing.T) {
 			})
 			t.Run("it takes time to die", func(t *testing.T) {
 				var unlock func()
-				c := control(t, death, death, func(*net.UnixConn) { unlock() })
+				locked := make(chan struct{})
+				c := control(t, death, death, func(*net.UnixConn) { <-locked; unlock() })
 				unlock = lockHost(t, c)
+				close(locked)
 				if _, err := askStatus(t, c); !errors.Is(err, errNoDaemon) {
 					t.Error(err)
 				}
