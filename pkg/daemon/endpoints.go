@@ -30,7 +30,7 @@ func (d *Daemon) program(snapshot discovery.Snapshot) error {
 		return err
 	}
 	if n.clients.Index != 0 {
-		d.forwarder.SetPermitted(map[netip.Addr][]netip.Prefix{d.kubeSwitch: n.allowed})
+		d.forwarder.SetPermitted(map[netip.Addr][]forwarder.Permit{d.kubeSwitch: n.permits()})
 	}
 	if d.datapath != nil {
 		if err := d.programDatapath(n); err != nil {

@@ -8,6 +8,7 @@ import (
 	"slices"
 
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/datapath"
+	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/forwarder"
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/netdev"
 )
 
@@ -23,9 +24,6 @@ var impossibleSources = []netip.Prefix{
 // other, and one of which nothing is known behind clients, if it is allowed. This host's own addresses, and those that all
 // in a network have, are nobody's behind a wire.
 func sources(allowed []netip.Prefix, clients int, own []netip.Prefix, networks []netdev.Network) []datapath.Source {
-	within := func(prefixes []netip.Prefix, inner netip.Prefix) bool {
-		return slices.ContainsFunc(prefixes, func(p netip.Prefix) bool { return p.Bits() <= inner.Bits() && p.Contains(inner.Addr()) })
-	}
 	known := make(map[netip.Prefix]datapath.Source)
 	var behind []netip.Prefix
 	for _, network := range networks {
@@ -33,14 +31,14 @@ func sources(allowed []netip.Prefix, clients int, own []netip.Prefix, networks [
 		if old, twice := known[network.Prefix]; twice && old.Ifindex != ifindex {
 			ifindex = datapath.AnyInterface // link-local addresses, for one
 		}
-		known[network.Prefix] = datapath.Source{Prefix: network.Prefix, Ifindex: ifindex, Allowed: within(allowed, network.Prefix)}
+		known[network.Prefix] = datapath.Source{Prefix: network.Prefix, Ifindex: ifindex, Allowed: contained(allowed, network.Prefix)}
 		behind = append(behind, network.Prefix)
 	}
 	// The narrowest one first: it is the one that counts.
 	slices.SortFunc(behind, func(a, b netip.Prefix) int { return b.Bits() - a.Bits() })
 	for _, prefix := range allowed {
 		ifindex := uint32(clients)
-		if i := slices.IndexFunc(behind, func(n netip.Prefix) bool { return within([]netip.Prefix{n}, prefix) }); i >= 0 {
+		if i := slices.IndexFunc(behind, func(n netip.Prefix) bool { return contained([]netip.Prefix{n}, prefix) }); i >= 0 {
 			ifindex = known[behind[i]].Ifindex
 		}
 		known[prefix.Masked()] = datapath.Source{Prefix: prefix.Masked(), Ifindex: ifindex, Allowed: true}
@@ -50,7 +48,7 @@ func sources(allowed []netip.Prefix, clients int, own []netip.Prefix, networks [
 	for _, address := range own {
 		for _, a := range append(sharedAddresses(address), address.Addr()) {
 			// Those that are in no known prefix need no entry of their own. There may be thousands (kube-proxy's IPVS mode).
-			if within(behind, single(a)) || within(allowed, single(a)) {
+			if contained(behind, single(a)) || contained(allowed, single(a)) {
 				nobodys = append(nobodys, single(a))
 			}
 		}
@@ -66,6 +64,26 @@ func sources(allowed []netip.Prefix, clients int, own []netip.Prefix, networks [
 		return cmp.Or(a.Prefix.Addr().Compare(b.Prefix.Addr()), a.Prefix.Bits()-b.Prefix.Bits())
 	})
 	return result
+}
+
+// permits are the sources that may ask at the KubeSwitch address, for the forwarder. Of those that are nobody's behind a
+// wire the stack delivers only what this host sends itself.
+func (n network) permits() []forwarder.Permit {
+	var permits []forwarder.Permit
+	for _, source := range n.sources {
+		switch {
+		case source.Allowed && source.Ifindex != datapath.AnyInterface:
+			permits = append(permits, forwarder.Permit{Prefix: source.Prefix, Interface: int(source.Ifindex)})
+		case source.Allowed, source.Ifindex == 0 && contained(n.allowed, source.Prefix):
+			permits = append(permits, forwarder.Permit{Prefix: source.Prefix})
+		}
+	}
+	return permits
+}
+
+// contained reports whether all of a prefix is in one of others.
+func contained(others []netip.Prefix, inner netip.Prefix) bool {
+	return slices.ContainsFunc(others, func(p netip.Prefix) bool { return p.Bits() <= inner.Bits() && p.Contains(inner.Addr()) })
 }
 
 // sharedAddresses are those of a network that no single host has: the lowest one (RFC 1122 section 3.2.1.3; for IPv6

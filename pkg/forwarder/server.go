@@ -80,7 +80,7 @@ type Server struct {
 	ask     func(context.Context, *request) (*response, error) // the chain behind the routing: see New
 	flights flights
 
-	permitted atomic.Pointer[map[netip.Addr][]netip.Prefix]
+	permitted atomic.Pointer[map[netip.Addr][]Permit]
 
 	routesMu sync.Mutex // makes SetRoutes calls take turns
 	routes   atomic.Pointer[table]

@@ -33,7 +33,7 @@ func (s *Server) serveTCP(l *net.TCPListener) {
 	for {
 		conn, err := l.AcceptTCP()
 		switch {
-		case err == nil && !s.permits(conn.LocalAddr(), conn.RemoteAddr().(*net.TCPAddr).AddrPort().Addr()):
+		case err == nil && !s.permits(conn.LocalAddr(), conn.RemoteAddr().(*net.TCPAddr).AddrPort().Addr(), 0):
 			s.counters.forbidden.Add(1)
 			conn.Close()
 		case err == nil:

@@ -28,9 +28,15 @@ func (s *Server) serveUDP(conn *net.UDPConn) {
 	}()
 	_ = conn.SetReadBuffer(readBuffer)
 	buf := make([]byte, maxMessage)
+	oob, err := tellInterface(conn)
+	if err != nil {
+		s.log.Warn("queries' interfaces are not known, sources are judged by their address alone", zap.Stringer("listen", conn.LocalAddr()), zap.Error(err))
+	}
 	for {
-		n, from, err := conn.ReadFromUDPAddrPort(buf)
+		n, told, _, from, err := conn.ReadMsgUDPAddrPort(buf, oob)
 		switch {
+		case err == nil && !s.permits(conn.LocalAddr(), from.Addr(), toldInterface(oob[:told])):
+			s.counters.forbidden.Add(1)
 		case err == nil:
 			s.takeUDP(conn, &queries, buf[:n], from)
 		case errors.Is(err, net.ErrClosed), errors.Is(err, os.ErrDeadlineExceeded):
@@ -46,10 +52,6 @@ func (s *Server) serveUDP(conn *net.UDPConn) {
 
 // takeUDP answers one datagram in a goroutine of its own.
 func (s *Server) takeUDP(conn *net.UDPConn, queries *sync.WaitGroup, packet []byte, from netip.AddrPort) {
-	if !s.permits(conn.LocalAddr(), from.Addr()) {
-		s.counters.forbidden.Add(1)
-		return
-	}
 	s.counters.udp.Add(1)
 	if len(packet) > bufferSize {
 		s.replyUDP(conn, s.refuse(packet, failTooLong(len(packet))), from)

@@ -91,3 +91,39 @@ func TestSourceOfInterface(t *testing.T) {
 	resolve(t, h.Pod("app"), clusterDNS, lab.Backend, lab.Backend4)
 	resolve(t, h.Host(), switchDNS, lab.Backend, lab.Backend4)
 }
+
+// TestForwarderSourceOfInterface: the forwarder looks at the interface too, where no program of ours does: a Pod asks in a
+// worker's name.
+func TestForwarderSourceOfInterface(t *testing.T) {
+	h := raise(t, lab.Options{})
+	switch6 := netip.AddrPortFrom(netip.MustParseAddr(lab.KubeSwitch6), 53)
+	for _, s := range []struct {
+		what, source string
+		server       netip.AddrPort
+		args         []string
+	}{
+		{"kernel", lab.Worker4, switchDNS, nil},
+		{"no-bpf", lab.Worker4, switchDNS, []string{"--no-bpf"}},
+		{"IPv6", lab.Worker6, switch6, []string{"--kubeswitch-address", lab.KubeSwitch6}},
+	} {
+		t.Run(s.what, func(t *testing.T) {
+			h := h.in(t)
+			h.attach(endpoints, endpoints6, ranges, s.args)
+			sh(t, h.Pod("app"), "ip address add "+s.source+" dev lo")
+			before := h.dataplane()
+			for _, name := range []string{lab.Backend, lab.WWW} {
+				if raw, err := askAs(h.Pod("app"), s.source, s.server, pack(t, 1, name, dns.TypeA), noReply); raw != nil || err != nil {
+					t.Errorf("%s: want no reply, got %s, %v", name, text(raw), err)
+				}
+			}
+			if n := h.dataplane().forwarded(before); n != 0 {
+				t.Errorf("the forwarder has taken %d queries", n)
+			}
+			sh(t, h.Pod("app"), "ip address delete "+s.source+" dev lo")
+			for _, node := range []*lab.Node{h.Worker(), h.Host()} {
+				resolve(t, node, s.server, lab.WWW, lab.WWW4)
+			}
+			h.detach()
+		})
+	}
+}
