@@ -15,6 +15,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/config"
+	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/daemon"
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/status"
 )
 
@@ -94,15 +95,19 @@ func reporting(cmd *cobra.Command, s *settings, gather func(context.Context, con
 // settings are the flags that change the configuration. Only those that were given do so: the file comes before the
 // defaults, and the command line before the file.
 type settings struct {
-	file  string
-	flags config.Config
-	set   []func(*config.Config)
-	names *pflag.FlagSet
+	file string
+	warn func() io.Writer
+	// strict settings need a file without a fault. Commands that look or take away go on without what is wrong in it: a host
+	// must not be left without its resolver file for a slip in ours.
+	strict bool
+	flags  config.Config
+	set    []func(*config.Config)
+	names  *pflag.FlagSet
 }
 
 // newSettings adds the flags that every command has.
 func newSettings(cmd *cobra.Command) *settings {
-	s := &settings{flags: config.Default(), names: cmd.Flags()}
+	s := &settings{flags: config.Default(), names: cmd.Flags(), warn: cmd.ErrOrStderr}
 	s.names.StringVar(&s.file, "config", config.DefaultFile, "configuration `FILE`, optional if it is the default one")
 	bind(s, s.names.StringVar, "resolv-conf", func(c *config.Config) *string { return &c.ResolvConf }, "resolver configuration `FILE` of the host")
 	bind(s, s.names.StringVar, "state-dir", func(c *config.Config) *string { return &c.StateDir }, "`DIR` of the journal, kept over a reboot")
@@ -114,6 +119,7 @@ func newSettings(cmd *cobra.Command) *settings {
 
 // addAttachFlags adds the flags that say what to attach.
 func (s *settings) addAttachFlags() {
+	s.strict = true
 	s.text("topology", string(s.flags.Topology), "kind of host: native-linux", func(c *config.Config, text string) error {
 		c.Topology = config.Topology(text)
 		return nil
@@ -259,11 +265,16 @@ func parsePrefix(text string) (netip.Prefix, error) {
 	return prefix.Masked(), nil
 }
 
-// config joins defaults, file and flags.
+// config joins defaults, file and flags. Where the file has a fault, and that is no error, directories are those of the
+// attachment that the journal knows.
 func (s *settings) config(ctx context.Context) (config.Config, error) {
 	c, err := config.Load(ctx, s.file, s.names.Changed("config"))
-	if err != nil {
+	if err != nil && s.strict {
 		return c, err
+	}
+	if err != nil {
+		fmt.Fprintf(s.warn(), "k2s-dnsbpf: warning: %s: going on without it\n", status.Printable(err.Error(), ""))
+		c = daemon.AttachedPaths(c)
 	}
 	for _, set := range s.set {
 		set(&c)

@@ -2,6 +2,7 @@ package config
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -110,7 +111,8 @@ func atLine(node *yaml.Node, err error) error {
 const maxFile = 1 << 20
 
 // Load returns the defaults, changed by the file at path. A missing file is no error unless it is required: the one at
-// DefaultFile is optional, one that the user named is not. Errors name file, line and key.
+// DefaultFile is optional, one that the user named is not. Errors name file, line and key; beside one come the settings as
+// far as the file is good.
 func Load(ctx context.Context, path string, required bool) (Config, error) {
 	c := Default()
 	data, err := safefile.ReadFile(ctx, path, maxFile)
@@ -136,8 +138,9 @@ func Load(ctx context.Context, path string, required bool) (Config, error) {
 	return c, nil
 }
 
-// applyKeys applies the keys one by one: an error then knows whose it is, also one that Validate finds.
-func (c *Config) applyKeys(document yaml.Node) error {
+// applyKeys applies the keys one by one: an error then knows whose it is, also one that Validate finds. The error is the
+// first one; a bad key changes nothing.
+func (c *Config) applyKeys(document yaml.Node) (first error) {
 	if len(document.Content) == 0 || document.Content[0].Kind != yaml.MappingNode {
 		return nil
 	}
@@ -146,15 +149,19 @@ func (c *Config) applyKeys(document yaml.Node) error {
 		key := pairs[i]
 		single := yaml.Node{Kind: yaml.MappingNode, Content: pairs[i : i+2]}
 		var file fileConfig
-		if err := single.Decode(&file); err != nil {
-			return fmt.Errorf("key %s: %w", say.Printable(key.Value, ""), oneLine(err))
+		before := *c
+		err := single.Decode(&file)
+		if err != nil {
+			err = fmt.Errorf("key %s: %w", say.Printable(key.Value, ""), oneLine(err))
+		} else if file.apply(c); c.Validate() != nil {
+			err = fmt.Errorf("line %d: key %s: %w", key.Line, say.Printable(key.Value, ""), c.Validate())
 		}
-		file.apply(c)
-		if err := c.Validate(); err != nil {
-			return fmt.Errorf("line %d: key %s: %w", key.Line, say.Printable(key.Value, ""), err)
+		if err != nil {
+			*c = before
+			first = cmp.Or(first, err)
 		}
 	}
-	return nil
+	return first
 }
 
 // oneLine joins the lines of a YAML error, which has one for each fault, and drops the Go type that it names.

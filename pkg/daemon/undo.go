@@ -33,6 +33,21 @@ type sysctlChange struct {
 	New string `json:"new"`
 }
 
+// AttachedPaths returns c with the directories and the resolver file of the attachment that the journal in c's state
+// directory knows, if there is one and it can be read.
+func AttachedPaths(c config.Config) config.Config {
+	journal, err := state.Open(c.StateDir)
+	if err != nil || journal.Empty() {
+		return c
+	}
+	var attached config.Config
+	if err := json.Unmarshal(journal.Header().Params, &attached); err != nil {
+		return c
+	}
+	c.RunDir, c.BPFFS, c.ResolvConf = attached.RunDir, attached.BPFFS, attached.ResolvConf
+	return c
+}
+
 // openJournal opens the journal. A damaged one is set aside: what can be undone without it, the resolver file first of
 // all, is not to wait for somebody to repair it.
 func openJournal(c config.Config, log *zap.Logger) (*state.Journal, error) {

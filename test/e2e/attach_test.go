@@ -58,6 +58,41 @@ func TestRelativePaths(t *testing.T) {
 	h.detach()
 }
 
+// TestBrokenConfig: a file that has come to have a fault is no reason not to look, or to leave the host as it is.
+func TestBrokenConfig(t *testing.T) {
+	const file = "/run/c.yaml"
+	for name, script := range map[string]string{
+		"no YAML":     "echo 'zones: [' >",
+		"unknown key": "printf 'runDir: /run/other\nzonez: [x]\n' >",
+		"bad value":   "printf 'runDir: /run/other\nwait: soon\nresolver: ours\n' >",
+		"missing":     "true",
+		"directory":   "mkdir",
+		"FIFO":        "mkfifo",
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			h := raise(t, lab.Options{})
+			before := h.snapshot()
+			must(t, h.Host(), "sh", "-ec", "printf 'runDir: /run/other\nlinger: 0s\n' >"+file)
+			h.attach(endpoints, []string{"--config", file})
+			must(t, h.Host(), "sh", "-ec", "rm "+file+"; "+script+" "+file)
+			for _, look := range []string{"status", "doctor", "restore"} { // which refuses beside a daemon that works
+				if r := h.run(look, "--config", file); (r.code != 0) != (look == "restore") || !strings.Contains(r.stderr, "warning: ") || !strings.Contains(r.stdout+r.stderr, "attached") {
+					t.Errorf("%v", r)
+				}
+			}
+			if r := h.run("attach", "--config", file); r.code == 0 || strings.Contains(r.stderr, "warning: ") {
+				t.Errorf("%v", r)
+			}
+			if r := h.run("detach", "--linger", "0", "--config", file); r.code != 0 || !strings.Contains(r.stderr, "warning: ") {
+				t.Errorf("%v", r)
+			}
+			must(t, h.Host(), "rm", "-rf", file)
+			h.unchanged(before)
+		})
+	}
+}
+
 // TestHangup: a terminal that is closed ends the daemon as any other signal does.
 func TestHangup(t *testing.T) {
 	h := raise(t, lab.Options{})
