@@ -101,7 +101,7 @@ func TestRouteBypass(t *testing.T) {
 		t.Logf("this kernel has no VRF: %v", err)
 	} else {
 		ip(t, "address", "add", "172.30.0.2/32", "dev", "red")
-		ip(t, "route", "add", "172.31.0.0/24", "dev", "red", "src", "172.30.0.2")
+		ip(t, "route", "add", "172.31.0.0/24", "dev", "red")
 		wants["172.31.0.10"] = "VRF"
 	}
 	ip(t, "route", "add", "172.32.0.0/24", "encap", "ip", "id", "7", "dst", "172.20.0.9", "via", "172.20.0.9", "dev", "eth0")
