@@ -106,13 +106,20 @@ func (l *Lab) connect(ctx context.Context) error {
 	}
 	defer host.Close()
 
-	for name, addrs := range map[string][]string{
-		"kubeswitch": {KubeSwitch4 + "/24", KubeSwitch6 + "/64"},
-		"cni0":       {PodGateway4 + "/16", PodGateway6 + "/64"},
+	for _, bridge := range []struct {
+		name  string
+		mac   net.HardwareAddr
+		addrs []string
+	}{
+		{"kubeswitch", net.HardwareAddr{0x52, 0x54, 0, 0, 0, 1}, []string{KubeSwitch4 + "/24", KubeSwitch6 + "/64"}},
+		{"cni0", net.HardwareAddr{0x52, 0x54, 0, 0, 0, 2}, []string{PodGateway4 + "/16", PodGateway6 + "/64"}},
 	} {
 		attrs := netlink.NewLinkAttrs()
-		attrs.Name = name
-		if err := host.addLink(&netlink.Bridge{LinkAttrs: attrs}, addrs...); err != nil {
+		attrs.Name = bridge.name
+		// As libvirt and the CNI plugin do: without, a bridge takes the lowest of its ports' addresses, another one whenever a
+		// Pod comes or goes, and its neighbours send to the old one for a while.
+		attrs.HardwareAddr = bridge.mac
+		if err := host.addLink(&netlink.Bridge{LinkAttrs: attrs}, bridge.addrs...); err != nil {
 			return err
 		}
 	}
