@@ -131,6 +131,7 @@ func FuzzClientReply(f *testing.F) {
 	raw := pack(f, m)
 	f.Add(raw[headerLen+21:], uint16(1), uint16(0), uint16(1), true)
 	f.Add([]byte("\x00\x00\x29\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x01\x00\x01\x00\x00\x00\x00\x00\x00"), uint16(0), uint16(0), uint16(2), false)
+	f.Add([]byte("\x00\x00)000000\x00\x00\x00\x00!000000\x00\x00"), uint16(0), uint16(0), uint16(2), false)
 	f.Fuzz(func(t *testing.T, rest []byte, an, ns, ar uint16, edns bool) {
 		c := &clientQuery{raw: pack(t, query("www.example.org.", edns))}
 		if err := c.question.parse(c.raw); err != nil {

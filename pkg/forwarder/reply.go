@@ -91,7 +91,7 @@ func swapOPT(c *clientQuery, reply []byte, recs records) (whole, opt []byte, err
 		if recs.opt.end == recs.end {
 			reply = reply[:recs.opt.start]
 			setCount(reply, sectionAdditional, count(reply, sectionAdditional)-1)
-		} else if reply, err = removeOPT(reply); err != nil {
+		} else if reply, err = removeOPT(reply, c.question.end); err != nil {
 			return nil, nil, err
 		}
 	}
@@ -121,8 +121,8 @@ func extendedErrors(options []byte) []byte {
 
 // removeOPT is for the rare server that sends records after OPT: cutting it
 // out would break compression pointers behind it, so the message is packed
-// anew.
-func removeOPT(reply []byte) ([]byte, error) {
+// anew. question is where its question ends.
+func removeOPT(reply []byte, question int) ([]byte, error) {
 	var m dns.Msg
 	if err := m.Unpack(reply); err != nil {
 		return nil, errBadReply
@@ -137,6 +137,9 @@ func removeOPT(reply []byte) ([]byte, error) {
 	m.Rcode &= 0xF // the rest lives in OPT
 	m.Compress = true
 	packed, err := m.Pack()
+	if err == nil { // RDATA that was cut short, and read as nothing, is not packed as such
+		_, err = scanRecords(packed, question)
+	}
 	if err != nil {
 		return nil, errBadReply
 	}
