@@ -17,7 +17,7 @@ import (
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/datapath"
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/discovery"
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/forwarder"
-	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/netdev"
+	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/host"
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/resolvconf"
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/state"
 )
@@ -189,44 +189,6 @@ func (d *Daemon) recordSettings(header state.Header) error {
 	return d.journal.Begin(header)
 }
 
-func (d *Daemon) load() error {
-	if !d.config.BPF {
-		return nil
-	}
-	ports, err := netdev.PortsOutsideEphemeral()
-	if err != nil {
-		return err
-	}
-	for _, name := range netdev.LoopbackSysctls() {
-		if err := d.setSysctl(name, "1"); err != nil {
-			return err
-		}
-	}
-	if err := d.journal.Record(changePins, d.config.BPFFS, nil); err != nil {
-		return err
-	}
-	d.datapath, err = datapath.Load(datapath.Options{
-		PinDir:         d.config.BPFFS,
-		NATPorts:       datapath.PortRange(ports),
-		TrafficControl: filters{d.journal},
-	})
-	if err != nil {
-		return err
-	}
-	return d.datapath.Heartbeat(heartbeatLimit)
-}
-
-func (d *Daemon) setSysctl(name, value string) error {
-	old, err := netdev.Sysctl(name)
-	if err != nil || old == value {
-		return err
-	}
-	if err := d.journal.Record(changeSysctl, name, sysctlChange{Old: old, New: value}); err != nil {
-		return err
-	}
-	return netdev.SetSysctl(name, value)
-}
-
 // publishKubeletFile gives a kubelet on this host a file to hand to pods that does not point at our loopback address.
 // Without an upstream that a pod could reach there is nothing to publish, which is no reason not to attach.
 func (d *Daemon) publishKubeletFile() error {
@@ -244,5 +206,13 @@ func (d *Daemon) publishKubeletFile() error {
 		d.log.Warn("no resolver file for pods", zap.Error(err))
 		return nil
 	}
+	return err
+}
+
+// load loads the kernel programs, which steer nothing yet.
+func (d *Daemon) load() error {
+	d.host = host.New(d.config, d.journal, d.log)
+	err := d.host.Load()
+	d.datapath = d.host.Datapath()
 	return err
 }

@@ -20,6 +20,7 @@ import (
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/datapath"
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/discovery"
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/forwarder"
+	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/host"
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/netdev"
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/resolvconf"
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/state"
@@ -39,9 +40,8 @@ const (
 	// LogFile is the name, in the run directory, of what a daemon in the background logs to.
 	LogFile = "daemon.log"
 
-	// heartbeat is how often the kernel hears of the daemon, heartbeatLimit when it takes it for dead.
-	heartbeat      = time.Second
-	heartbeatLimit = 3 * time.Second
+	// heartbeat is how often the kernel hears of the daemon.
+	heartbeat = time.Second
 
 	// stopTimeout bounds a whole stop: what is not undone by then stays in the journal for the next one.
 	stopTimeout = 10 * time.Second
@@ -64,6 +64,7 @@ type Daemon struct {
 	keeper    *resolvconf.Keeper // once attached
 	evidence  *evidence          // of the keeper
 	forwarder *forwarder.Server
+	host      *host.Host
 	datapath  *datapath.Datapath // nil without BPF
 
 	listen     []netip.AddrPort
@@ -176,7 +177,7 @@ func (d *Daemon) acquire() error {
 	if err := forgetDeadLingerer(d.config.RunDir); err != nil {
 		return errors.Join(err, d.release())
 	}
-	d.journal, err = openJournal(d.config, d.log)
+	d.journal, err = host.OpenJournal(d.config, d.log)
 	if err != nil {
 		return errors.Join(err, d.release())
 	}
@@ -189,7 +190,7 @@ func (d *Daemon) acquire() error {
 		return nil
 	}
 	d.log.Warn("undoing what an earlier attachment left", zap.Time("since", d.journal.Header().Since))
-	if _, err := undo(d.config, d.journal, d.log); err != nil {
+	if _, err := host.Undo(d.config, d.journal, d.log); err != nil {
 		return errors.Join(fmt.Errorf("undo an earlier attachment: %w", err), d.release())
 	}
 	return nil
@@ -228,7 +229,7 @@ func (d *Daemon) beat() {
 	if d.datapath == nil {
 		return
 	}
-	if err := d.datapath.Heartbeat(heartbeatLimit); err != nil {
+	if err := d.datapath.Heartbeat(host.HeartbeatLimit); err != nil {
 		d.log.Error("no sign of life to the kernel", zap.Error(err))
 	}
 }

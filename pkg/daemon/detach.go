@@ -16,7 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/config"
-	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/datapath"
+	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/host"
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/internal/safefile"
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/resolvconf"
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/state"
@@ -43,29 +43,19 @@ func (d *Daemon) detach(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, stopTimeout)
 	defer cancel()
 	if d.datapath != nil {
-		errs = append(errs, d.drain(ctx), d.datapath.Close())
+		errs = append(errs, d.host.Drain(ctx), d.datapath.Close())
 	}
 	if d.forwarder != nil {
 		d.leaveForwarder(ctx)
 	}
 	if d.journal.Empty() {
 		// Nothing was changed: there is nothing to undo, and perhaps no way to write that down.
-		return errors.Join(append(errs, clearJournal(d.config, d.journal, d.log))...)
+		return errors.Join(append(errs, host.ClearJournal(d.config, d.journal, d.log))...)
 	}
-	if _, err := undo(d.config, d.journal, d.log); err != nil {
+	if _, err := host.Undo(d.config, d.journal, d.log); err != nil {
 		errs = append(errs, err)
 	}
 	return errors.Join(errs...)
-}
-
-// drain stops steering, and waits for the replies that are under way.
-func (d *Daemon) drain(ctx context.Context) error {
-	if err := errors.Join(datapath.DetachQueries(d.config.BPFFS), filters{d.journal}.detachQueries()); err != nil {
-		return err
-	}
-	ctx, cancel := context.WithTimeout(ctx, drainTimeout)
-	defer cancel()
-	return d.datapath.Drain(ctx)
 }
 
 // restoreOrServe restores the resolver, and goes on serving for as long as that fails with our file in place: to end now
@@ -74,7 +64,7 @@ func (d *Daemon) restoreOrServe(ctx context.Context) error {
 	tick := time.NewTicker(restoreRetry)
 	defer tick.Stop()
 	for {
-		done, err := restoreResolver(d.config, d.journal, d.log)
+		done, err := host.RestoreResolver(d.config, d.journal, d.log)
 		if err == nil {
 			for _, line := range done {
 				d.log.Info(line)
@@ -160,18 +150,7 @@ func removeRunDir(c config.Config, lock *state.Locked) error {
 // removeLock gives the lock back and removes the run directory if nothing else is in it: what a dead daemon left there
 // stays for the next attach or detach.
 func removeLock(runDir string, lock *state.Locked) error {
-	return errors.Join(lock.Remove(), removeIfEmpty(runDir))
-}
-
-// removeIfEmpty removes a directory of ours, unless something is in it, or it is a mount, as in a container.
-func removeIfEmpty(dir string) error {
-	err := os.Remove(dir)
-	for _, fine := range []error{os.ErrNotExist, unix.ENOTEMPTY, unix.EBUSY, unix.EROFS} {
-		if errors.Is(err, fine) {
-			return nil
-		}
-	}
-	return err
+	return errors.Join(lock.Remove(), host.RemoveIfEmpty(runDir))
 }
 
 // Detach ends the attachment of this host: it asks a running daemon to detach and waits, and undoes what a dead one
@@ -200,18 +179,18 @@ func Detach(ctx context.Context, c config.Config, log *zap.Logger) (done []strin
 		return nil, fmt.Errorf("detach: the daemon does not end: %w: see %s", err, filepath.Join(c.RunDir, LogFile))
 	}
 	defer func() { err = errors.Join(err, removeRunDir(c, lock)) }()
-	journal, err := openJournal(c, log)
+	journal, err := host.OpenJournal(c, log)
 	if err != nil {
 		return done, err
 	}
 	switch {
 	case ended == 0:
-	case hasRemains(c, journal):
+	case host.HasRemains(c, journal):
 		log.Warn("the daemon ended before it had put everything back: undoing the rest", zap.Int("pid", ended))
 	default:
 		done = append(done, fmt.Sprintf("daemon %d detached", ended))
 	}
-	left, err := undo(c, journal, log)
+	left, err := host.Undo(c, journal, log)
 	for _, line := range left {
 		if !slices.Contains(done, line) { // a file that is left is told of by both
 			done = append(done, line)

@@ -107,7 +107,7 @@ func (d *Daemon) programDatapath(n network) error {
 	if err := d.datapath.ReplaceAttachments(attachments); err != nil {
 		return err
 	}
-	if err := (filters{d.journal}).keepOnly(attachments); err != nil {
+	if err := d.host.KeepFilters(attachments); err != nil {
 		return err
 	}
 	if err := d.datapath.ReplaceReplyVia(n.replyVia()); err != nil {

@@ -12,7 +12,6 @@ import (
 	"os"
 	"os/signal"
 	"path/filepath"
-	"slices"
 	"strings"
 	"time"
 
@@ -20,6 +19,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/config"
+	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/host"
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/internal/safefile"
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/resolvconf"
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/state"
@@ -46,7 +46,7 @@ const (
 
 const (
 	// hangLimit is how many heartbeats in a row may fail to come until the daemon is taken for hanging. It is more than
-	// heartbeatLimit: by then the kernel has the fallback already, and nobody waits for the file.
+	// host.HeartbeatLimit: by then the kernel has the fallback already, and nobody waits for the file.
 	hangLimit = 5
 
 	// The descriptors that a guardian is started with (the first after standard error).
@@ -239,7 +239,7 @@ func (g *guardian) silence() {
 		return
 	}
 	defer g.flush()
-	done, err := suspendResolver(g.config, g.log)
+	done, err := host.SuspendResolver(g.config, g.log)
 	if err != nil {
 		g.fail("the daemon hangs", err)
 		return
@@ -267,7 +267,7 @@ func (g *guardian) outlive() {
 		if err != nil {
 			g.log.Warn("no lock: restoring without it", zap.Error(err))
 		}
-		done, err := restoreUnlocked(g.config, g.log)
+		done, err := host.RestoreLocked(g.config, g.log)
 		if err == nil {
 			g.hangs = false
 			g.restored("the daemon is dead", done)
@@ -334,65 +334,4 @@ func (g *guardian) save() {
 // isGuardian tells a guardian that has the lock from a daemon.
 func isGuardian(pid int) bool {
 	return processName(pid) == guardianComm
-}
-
-// restoreUnlocked puts the resolver file back and forgets its record. The caller has the lock, or knows that nobody else
-// can.
-func restoreUnlocked(c config.Config, log *zap.Logger) ([]string, error) {
-	journal, err := openJournal(c, log)
-	if err != nil {
-		return nil, err
-	}
-	done, err := restoreResolver(c, journal, log)
-	if err == nil && journal.Rebooted() {
-		err = forgetKernel(journal)
-	}
-	if err == nil && journal.Empty() {
-		err = journal.Clear()
-	}
-	if errors.Is(err, resolvconf.ErrRecordKept) || errors.Is(err, unix.EROFS) && !stillOurs(c, journal) {
-		// DNS is well again, which is all that this is about. Who can write there finds the rest.
-		log.Warn("what is recorded of the resolver file stays in the journal", zap.Error(err))
-		err = nil
-	}
-	return done, err
-}
-
-func stillOurs(c config.Config, journal *state.Journal) bool {
-	manager, err := resolvconf.New(resolvconf.Options{Path: c.ResolvConf, StateDir: c.StateDir, Journal: journal})
-	if err != nil {
-		return true
-	}
-	now, err := manager.State()
-	return err != nil || now == resolvconf.StateOurs
-}
-
-// forgetKernel forgets what a reboot has undone: programs, pins and sysctls do not outlive the kernel.
-func forgetKernel(journal *state.Journal) error {
-	var errs []error
-	for _, change := range journal.Changes() {
-		if slices.Contains(undoOrder, change.Kind) {
-			errs = append(errs, journal.Forget(change.Kind, change.Name))
-		}
-	}
-	return errors.Join(errs...)
-}
-
-// suspendResolver puts the file back beside a daemon that hangs, which has the journal open.
-func suspendResolver(c config.Config, log *zap.Logger) ([]string, error) {
-	journal, err := state.Open(c.StateDir)
-	if err != nil {
-		return nil, err
-	}
-	manager, err := resolvconf.New(resolvconf.Options{
-		Path: c.ResolvConf, StateDir: c.StateDir, Journal: journal, Logger: log.Named("resolver"),
-	})
-	if err != nil {
-		return nil, err
-	}
-	outcome, err := manager.Suspend()
-	if err != nil {
-		return nil, err
-	}
-	return outcomeLines(c.ResolvConf, outcome), nil
 }

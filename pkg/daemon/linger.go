@@ -21,6 +21,7 @@ import (
 
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/config"
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/forwarder"
+	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/host"
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/state"
 )
 
@@ -147,7 +148,7 @@ func (d *Daemon) handleDetach(w http.ResponseWriter, r *http.Request, order deta
 // startDetach puts the resolver file back, which is the first of a detach, and reports whether the rest is to follow: not
 // while the file can't be put back, since it would point at nobody then. Whoever asked learns why.
 func (d *Daemon) startDetach(request detaching) bool {
-	done, err := restoreResolver(d.config, d.journal, d.log)
+	done, err := host.RestoreResolver(d.config, d.journal, d.log)
 	for _, line := range done {
 		d.log.Info(line)
 	}

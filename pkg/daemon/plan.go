@@ -11,6 +11,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/config"
+	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/host"
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/netdev"
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/resolvconf"
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/state"
@@ -134,19 +135,7 @@ func PlanDetach(c config.Config) (lines []string, err error) {
 	if pid, held := state.Holder(filepath.Join(c.RunDir, lockFile)); held {
 		lines = append(lines, fmt.Sprintf("end the daemon, process %d", pid))
 	}
-	for _, path := range resolvconf.RecordedPaths(journal) {
-		lines = append(lines, "restore "+path)
-	}
-	for _, change := range journal.Changes() {
-		switch change.Kind {
-		case changePins:
-			lines = append(lines, "detach the programs and remove the pins below "+change.Name)
-		case changeSysctl:
-			lines = append(lines, "set sysctl "+change.Name+" back")
-		case changeFilter:
-			lines = append(lines, "remove the filter "+change.Name)
-		}
-	}
+	lines = append(lines, host.DescribeUndo(journal)...)
 	if l, err := dialLingerer(c.RunDir); err == nil && l != nil {
 		l.close()
 		if c.Linger == 0 {

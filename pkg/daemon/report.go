@@ -17,8 +17,7 @@ import (
 	"time"
 
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/config"
-	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/datapath"
-	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/netdev"
+	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/host"
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/resolvconf"
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/state"
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/status"
@@ -28,7 +27,7 @@ import (
 func (d *Daemon) report() status.Report {
 	report, c := d.known()
 	fillResolver(&report, d.resolver, c, d.keeper, "")
-	fillDatapath(&report, c, d.journal)
+	host.ReportDatapath(&report, c, d.journal)
 	report.Healthy = len(report.Problems) == 0
 	return report
 }
@@ -166,98 +165,6 @@ func texts(addresses []netip.Addr) (texts []string) {
 	return texts
 }
 
-// fillDatapath adds what is pinned or attached as a filter, which is so with or without a daemon.
-func fillDatapath(report *status.Report, c config.Config, journal *state.Journal) {
-	if !c.BPF {
-		return
-	}
-	programs, err := datapath.PinnedPrograms(c.BPFFS)
-	if errors.Is(err, os.ErrPermission) {
-		// Not everybody may look into the kernel; the daemon, where it answers, has looked for us.
-		return
-	}
-	if err != nil {
-		report.Problems = append(report.Problems, err.Error())
-		return
-	}
-	fillFilters(report, journal)
-	if len(programs)+len(report.Datapath.Programs) == 0 {
-		return
-	}
-	report.Datapath.Pinned = c.BPFFS
-	for _, program := range programs {
-		if datapath.Program(program.Name) == datapath.Guard {
-			if mode, err := netdev.XDPMode(program.Interface); err == nil && mode != "" {
-				program.Attach += "/" + mode
-			}
-		}
-		report.Datapath.Programs = append(report.Datapath.Programs, status.Program{
-			Name: program.Name, Attach: program.Attach, Interface: program.Interface, KernelID: program.KernelID,
-		})
-		if program.Ifindex == 0 {
-			report.Problems = append(report.Problems, program.Name+" is no longer attached: interface "+program.Interface+" is gone")
-		}
-	}
-	counters, err := datapath.PinnedCounters(c.BPFFS)
-	if err != nil {
-		report.Problems = append(report.Problems, err.Error())
-		return
-	}
-	report.Counters = make(map[string]status.Counters, len(counters))
-	report.Reasons = make(map[string]status.Reasons, len(counters))
-	for scope, scopeCounters := range counters {
-		report.Counters[scope.String()] = status.Counters{
-			Steered: scopeCounters.Steered(), Replied: scopeCounters.ByReason["replied"], Answered: scopeCounters.Answered(), Passed: scopeCounters.Passed(), Refused: scopeCounters.Refused(),
-		}
-		reasons := make(status.Reasons)
-		for reason, count := range scopeCounters.ByReason {
-			if count > 0 {
-				reasons[reason] = count
-			}
-		}
-		if len(reasons) > 0 {
-			report.Reasons[scope.String()] = reasons
-		}
-	}
-}
-
-// fillFilters adds the programs that the journal says are attached as filters, as the kernel has them.
-func fillFilters(report *status.Report, journal *state.Journal) {
-	for _, change := range journal.Changes() {
-		if change.Kind != changeFilter {
-			continue
-		}
-		data, err := recorded[filterChange](change)
-		if err != nil {
-			report.Problems = append(report.Problems, err.Error())
-			continue
-		}
-		id, ifname, err := netdev.FilterProgram(data.Filter)
-		switch {
-		case err != nil:
-			report.Problems = append(report.Problems, err.Error())
-			continue
-		case ifname == "":
-			report.Problems = append(report.Problems, change.Name+" is no longer attached: the interface is gone")
-			continue
-		case id == 0:
-			remedy := "run k2s-dnsbpf detach and attach again"
-			if report.PID == 0 {
-				remedy = "run k2s-dnsbpf attach again"
-			}
-			report.Problems = append(report.Problems, change.Name+" is no longer attached: somebody removed the filter: "+remedy)
-			continue
-		}
-		hook := "clsact/ingress"
-		if data.Filter.Egress {
-			hook = "clsact/egress"
-		}
-		report.Datapath.Programs = append(report.Datapath.Programs, status.Program{
-			Name: data.Filter.Name, Attach: hook, Interface: ifname, KernelID: id,
-		})
-	}
-}
-
 // Status reports on this host: what the daemon says if it answers, else what can be seen without it.
 func Status(ctx context.Context, c config.Config) (status.Report, error) {
 	var report status.Report
@@ -302,7 +209,7 @@ func Status(ctx context.Context, c config.Config) (status.Report, error) {
 	if err != nil {
 		return status.Report{}, err
 	}
-	report.Attached = isAttached(journal, manager)
+	report.Attached = host.IsAttached(journal, manager)
 	if report.Attached {
 		report.Topology, report.Version, report.Kubeconfig = string(c.Topology), header.Version, c.Kubeconfig
 		since := header.Since.UTC().Truncate(time.Second)
@@ -319,7 +226,7 @@ func Status(ctx context.Context, c config.Config) (status.Report, error) {
 	fillGuardian(&report, c)
 	fillLingering(&report, c)
 	fillResolver(&report, manager, c, nil, remedy)
-	fillDatapath(&report, c, journal)
+	host.ReportDatapath(&report, c, journal)
 	slices.Sort(report.Problems)
 	return report, nil
 }
@@ -347,22 +254,4 @@ func fillGuardian(report *status.Report, c config.Config) {
 		what += "; the guardian looked at the resolver at " + when + ": " + strings.Join(record.Outcome, "; ")
 	}
 	report.Problems = append(report.Problems, what)
-}
-
-// hasRemains is isAttached without a manager at hand.
-func hasRemains(c config.Config, journal *state.Journal) bool {
-	manager, err := resolvconf.New(resolvconf.Options{Path: c.ResolvConf, StateDir: c.StateDir, Journal: journal})
-	return err != nil || isAttached(journal, manager)
-}
-
-// isAttached tells an attachment whose daemon is dead from the remains of one: a resolver file that somebody else has
-// replaced stays in the journal after a detach, so that its original is not lost.
-func isAttached(journal *state.Journal, manager *resolvconf.Manager) bool {
-	for _, change := range journal.Changes() {
-		if slices.Contains(undoOrder, change.Kind) {
-			return true
-		}
-	}
-	now, err := manager.State()
-	return err == nil && now == resolvconf.StateOurs
 }

@@ -13,6 +13,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/config"
+	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/host"
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/resolvconf"
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/state"
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/status"
@@ -34,12 +35,12 @@ func Restore(ctx context.Context, c config.Config, log *zap.Logger) (done []stri
 		lock, err := state.TryLock(filepath.Join(c.RunDir, lockFile))
 		switch {
 		case err == nil:
-			done, err := restoreUnlocked(c, log)
+			done, err := host.RestoreLocked(c, log)
 			return done, errors.Join(err, removeLock(c.RunDir, lock))
 		case !errors.Is(err, state.ErrLocked):
 			// A read-only /run, or none. Whoever might have it had to write there, too.
 			log.Warn("no lock: restoring without it", zap.Error(err))
-			return restoreUnlocked(c, log)
+			return host.RestoreLocked(c, log)
 		}
 		if decided, done, err := restoreBeside(ctx, c, log); decided {
 			return done, err
@@ -68,6 +69,6 @@ func restoreBeside(ctx context.Context, c config.Config, log *zap.Logger) (decid
 		return true, nil, fmt.Errorf("restore: %w", err)
 	}
 	log.Warn("the daemon does not answer: restoring beside it", zap.Error(err))
-	done, err = suspendResolver(c, log)
+	done, err = host.SuspendResolver(c, log)
 	return true, done, err
 }

@@ -22,11 +22,12 @@ var leaves = []string{"pkg/internal/safefile", "pkg/internal/say"}
 var rooms = map[string][]string{
 	"cmd/k2s-dnsbpf":           {"pkg/config", "pkg/daemon", "pkg/diagnose", "pkg/status"},
 	"pkg/config":               {},
-	"pkg/daemon":               {"pkg/config", "pkg/datapath", "pkg/diagnose", "pkg/discovery", "pkg/forwarder", "pkg/netdev", "pkg/resolvconf", "pkg/state", "pkg/status"},
+	"pkg/daemon":               {"pkg/config", "pkg/datapath", "pkg/diagnose", "pkg/discovery", "pkg/forwarder", "pkg/host", "pkg/netdev", "pkg/resolvconf", "pkg/state", "pkg/status"},
 	"pkg/datapath":             {},
 	"pkg/diagnose":             {"pkg/config", "pkg/status"},
 	"pkg/discovery":            {},
 	"pkg/forwarder":            {},
+	"pkg/host":                 {"pkg/config", "pkg/datapath", "pkg/netdev", "pkg/resolvconf", "pkg/state", "pkg/status"},
 	"pkg/internal/archtest":    {},
 	"pkg/internal/pktgen":      {},
 	"pkg/internal/safefile":    {},

@@ -1,0 +1,106 @@
+//go:build linux
+
+package host
+
+import (
+	"errors"
+	"os"
+
+	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/config"
+	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/datapath"
+	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/netdev"
+	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/state"
+	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/status"
+)
+
+// ReportDatapath adds what is pinned or attached as a filter, which is so with or without a daemon.
+func ReportDatapath(report *status.Report, c config.Config, journal *state.Journal) {
+	if !c.BPF {
+		return
+	}
+	programs, err := datapath.PinnedPrograms(c.BPFFS)
+	if errors.Is(err, os.ErrPermission) {
+		// Not everybody may look into the kernel; the daemon, where it answers, has looked for us.
+		return
+	}
+	if err != nil {
+		report.Problems = append(report.Problems, err.Error())
+		return
+	}
+	fillFilters(report, journal)
+	if len(programs)+len(report.Datapath.Programs) == 0 {
+		return
+	}
+	report.Datapath.Pinned = c.BPFFS
+	for _, program := range programs {
+		if datapath.Program(program.Name) == datapath.Guard {
+			if mode, err := netdev.XDPMode(program.Interface); err == nil && mode != "" {
+				program.Attach += "/" + mode
+			}
+		}
+		report.Datapath.Programs = append(report.Datapath.Programs, status.Program{
+			Name: program.Name, Attach: program.Attach, Interface: program.Interface, KernelID: program.KernelID,
+		})
+		if program.Ifindex == 0 {
+			report.Problems = append(report.Problems, program.Name+" is no longer attached: interface "+program.Interface+" is gone")
+		}
+	}
+	counters, err := datapath.PinnedCounters(c.BPFFS)
+	if err != nil {
+		report.Problems = append(report.Problems, err.Error())
+		return
+	}
+	report.Counters = make(map[string]status.Counters, len(counters))
+	report.Reasons = make(map[string]status.Reasons, len(counters))
+	for scope, scopeCounters := range counters {
+		report.Counters[scope.String()] = status.Counters{
+			Steered: scopeCounters.Steered(), Replied: scopeCounters.ByReason["replied"], Answered: scopeCounters.Answered(), Passed: scopeCounters.Passed(), Refused: scopeCounters.Refused(),
+		}
+		reasons := make(status.Reasons)
+		for reason, count := range scopeCounters.ByReason {
+			if count > 0 {
+				reasons[reason] = count
+			}
+		}
+		if len(reasons) > 0 {
+			report.Reasons[scope.String()] = reasons
+		}
+	}
+}
+
+// fillFilters adds the programs that the journal says are attached as filters, as the kernel has them.
+func fillFilters(report *status.Report, journal *state.Journal) {
+	for _, change := range journal.Changes() {
+		if change.Kind != changeFilter {
+			continue
+		}
+		data, err := recorded[filterChange](change)
+		if err != nil {
+			report.Problems = append(report.Problems, err.Error())
+			continue
+		}
+		id, ifname, err := netdev.FilterProgram(data.Filter)
+		switch {
+		case err != nil:
+			report.Problems = append(report.Problems, err.Error())
+			continue
+		case ifname == "":
+			report.Problems = append(report.Problems, change.Name+" is no longer attached: the interface is gone")
+			continue
+		case id == 0:
+			remedy := "run k2s-dnsbpf detach and attach again"
+			if report.PID == 0 {
+				remedy = "run k2s-dnsbpf attach again"
+			}
+			report.Problems = append(report.Problems, change.Name+" is no longer attached: somebody removed the filter: "+remedy)
+			continue
+		}
+		hook := "clsact/ingress"
+		if data.Filter.Egress {
+			hook = "clsact/egress"
+		}
+		report.Datapath.Programs = append(report.Datapath.Programs, status.Program{
+			Name: data.Filter.Name, Attach: hook, Interface: ifname, KernelID: id,
+		})
+	}
+}

@@ -1,0 +1,221 @@
+//go:build linux
+
+package host
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+
+	"go.uber.org/zap"
+	"golang.org/x/sys/unix"
+
+	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/config"
+	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/datapath"
+	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/netdev"
+	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/resolvconf"
+	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/state"
+)
+
+// Kinds of changes in the journal, besides those of package resolvconf.
+const (
+	changePins   = "pins"   // name: the pin directory
+	changeSysctl = "sysctl" // name: the sysctl's, data: sysctlChange
+	changeFilter = "filter" // name: the attachment's, data: filterChange
+	changeQdisc  = "qdisc"  // name: the interface's index, data: qdiscChange
+)
+
+// undoOrder is the order in which the kinds are undone: after the resolver, and filters before what they are on and use.
+var undoOrder = []string{changeFilter, changeQdisc, changePins, changeSysctl}
+
+type sysctlChange struct {
+	Old string `json:"old"`
+	New string `json:"new"`
+}
+
+// OpenJournal opens the journal. A damaged one is set aside: what can be undone without it, the resolver file first of
+// all, is not to wait for somebody to repair it.
+func OpenJournal(c config.Config, log *zap.Logger) (*state.Journal, error) {
+	journal, err := state.Open(c.StateDir)
+	if errors.Is(err, state.ErrCorrupt) {
+		aside, asideErr := state.SetAside(c.StateDir)
+		if asideErr != nil {
+			return nil, errors.Join(err, asideErr)
+		}
+		log.Warn("journal damaged: undoing what can be found without it", zap.String("path", aside), zap.Error(err))
+		journal, err = state.Open(c.StateDir)
+	}
+	if err != nil {
+		return nil, err
+	}
+	if reason := journal.Recovered(); reason != nil {
+		log.Warn("journal damaged: using the generation before", zap.Error(reason))
+	}
+	return journal, nil
+}
+
+// Undo puts everything back that the journal knows, in the order of a detach: the resolver first. It
+// goes on after an error; what failed stays in the journal. It returns a line for each thing that was done.
+func Undo(c config.Config, journal *state.Journal, log *zap.Logger) ([]string, error) {
+	done, err := RestoreResolver(c, journal, log)
+	if err != nil {
+		// Programs that ask us must not be left without an answer: nothing else is taken away from them.
+		return done, err
+	}
+	var errs []error
+	for _, kind := range undoOrder {
+		changes := slices.Clone(journal.Changes())
+		slices.Reverse(changes)
+		for _, change := range changes {
+			if change.Kind != kind {
+				continue
+			}
+			line, err := undoChange(change)
+			if err != nil {
+				errs = append(errs, err)
+				continue
+			}
+			if line != "" {
+				done = append(done, line)
+			}
+			if err := journal.Forget(change.Kind, change.Name); err != nil {
+				errs = append(errs, err)
+			}
+		}
+	}
+	// Programs that a lost journal knew of.
+	if pinned, err := datapath.PinnedPrograms(c.BPFFS); err == nil && len(pinned) > 0 {
+		done = append(done, "programs detached, pins removed from "+c.BPFFS)
+		errs = append(errs, datapath.Remove(c.BPFFS))
+	}
+	if err := errors.Join(errs...); err != nil {
+		return done, err
+	}
+	if !journal.Empty() {
+		return done, nil
+	}
+	return done, ClearJournal(c, journal, log)
+}
+
+// DescribeUndo says what Undo would do, a line for each thing.
+func DescribeUndo(journal *state.Journal) (lines []string) {
+	for _, path := range resolvconf.RecordedPaths(journal) {
+		lines = append(lines, "restore "+path)
+	}
+	for _, change := range journal.Changes() {
+		switch change.Kind {
+		case changePins:
+			lines = append(lines, "detach the programs and remove the pins below "+change.Name)
+		case changeSysctl:
+			lines = append(lines, "set sysctl "+change.Name+" back")
+		case changeFilter:
+			lines = append(lines, "remove the filter "+change.Name)
+		}
+	}
+	return lines
+}
+
+// ClearJournal removes an empty journal, and its directory if nothing else is in it.
+func ClearJournal(c config.Config, journal *state.Journal, log *zap.Logger) error {
+	if err := journal.Clear(); err != nil {
+		return err
+	}
+	// What is kept for pods keeps the directory; after an attach that failed there is nothing.
+	if err := RemoveIfEmpty(c.StateDir); err != nil {
+		log.Warn("empty state directory not removed", zap.Error(err))
+	}
+	return nil
+}
+
+func undoChange(change state.Change) (string, error) {
+	switch change.Kind {
+	case changePins:
+		return "programs detached, pins removed from " + change.Name, datapath.Remove(change.Name)
+	case changeSysctl:
+		data, err := recorded[sysctlChange](change)
+		if err != nil {
+			return "", err
+		}
+		return undoSysctl(change.Name, data)
+	case changeFilter:
+		data, err := recorded[filterChange](change)
+		if err != nil {
+			return "", err
+		}
+		return "filter removed: " + change.Name, data.undo()
+	case changeQdisc:
+		data, err := recorded[qdiscChange](change)
+		if err != nil {
+			return "", err
+		}
+		return "", data.undo()
+	}
+	return "", fmt.Errorf("journal: unknown change %q: written by a newer version: use that one", change.Kind)
+}
+
+// recorded decodes what the journal keeps of a change.
+func recorded[T any](change state.Change) (data T, err error) {
+	if err := json.Unmarshal(change.Data, &data); err != nil {
+		return data, fmt.Errorf("journal: %s %s: %w", change.Kind, change.Name, err)
+	}
+	return data, nil
+}
+
+// undoSysctl leaves a value alone that somebody else has set since.
+func undoSysctl(name string, change sysctlChange) (string, error) {
+	now, err := netdev.Sysctl(name)
+	if err != nil {
+		return "", err
+	}
+	if now != change.New {
+		return "", nil
+	}
+	return fmt.Sprintf("sysctl %s is %s again", name, change.Old), netdev.SetSysctl(name, change.Old)
+}
+
+// RestoreResolver puts every file back that the journal knows.
+func RestoreResolver(c config.Config, journal *state.Journal, log *zap.Logger) ([]string, error) {
+	paths := resolvconf.RecordedPaths(journal)
+	if !slices.Contains(paths, c.ResolvConf) {
+		paths = append(paths, c.ResolvConf)
+	}
+	var done []string
+	var errs []error
+	for _, path := range paths {
+		manager, err := resolvconf.New(resolvconf.Options{
+			Path: path, StateDir: c.StateDir, Journal: journal, Logger: log.Named("resolver"),
+		})
+		if err != nil {
+			errs = append(errs, err)
+			continue
+		}
+		outcome, err := manager.Restore()
+		done, errs = append(done, OutcomeLines(path, outcome)...), append(errs, err)
+	}
+	return done, errors.Join(errs...)
+}
+
+// OutcomeLines says what a restore has done; nothing if that was nothing.
+func OutcomeLines(path string, outcome resolvconf.Outcome) []string {
+	if outcome.Result == "" || outcome.Result == resolvconf.NothingToDo {
+		return nil
+	}
+	line := fmt.Sprintf("%s: %s", path, outcome.Result)
+	if outcome.Detail != "" {
+		line += ": " + outcome.Detail
+	}
+	return []string{line}
+}
+
+// RemoveIfEmpty removes a directory of ours, unless something is in it, or it is a mount, as in a container.
+func RemoveIfEmpty(dir string) error {
+	err := os.Remove(dir)
+	for _, fine := range []error{os.ErrNotExist, unix.ENOTEMPTY, unix.EBUSY, unix.EROFS} {
+		if errors.Is(err, fine) {
+			return nil
+		}
+	}
+	return err
+}

@@ -1,0 +1,102 @@
+//go:build linux
+
+package host
+
+import (
+	"encoding/json"
+	"os"
+	"runtime"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/netdev"
+	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/state"
+)
+
+func TestUndoSysctl(t *testing.T) {
+	newNamespace(t)
+	for _, name := range netdev.LoopbackSysctls() {
+		ours := sysctlChange{Old: "0", New: "1"}
+		setSysctl(t, name, "1")
+		line, err := undoSysctl(name, ours)
+		if err != nil || !strings.Contains(line, name) || !strings.Contains(line, "0 again") {
+			t.Errorf("undo of %s: %q, %v", name, line, err)
+		}
+		wantSysctl(t, name, "0")
+
+		// A second time there is nothing to do, and nothing is said to have been done.
+		if line, err := undoSysctl(name, ours); line != "" || err != nil {
+			t.Errorf("undo of %s again: %q, %v", name, line, err)
+		}
+		wantSysctl(t, name, "0")
+
+		// What it was set to since, by somebody else, stays.
+		setSysctl(t, name, "1")
+		if line, err := undoSysctl(name, sysctlChange{Old: "0", New: "2"}); line != "" || err != nil {
+			t.Errorf("undo of another's %s: %q, %v", name, line, err)
+		}
+		wantSysctl(t, name, "1")
+	}
+	if line, err := undoSysctl("net.ipv4.conf.nowhere.route_localnet", sysctlChange{Old: "0", New: "1"}); err == nil || line != "" {
+		t.Errorf("undo without the interface: %q, %v", line, err)
+	}
+}
+
+// The journal's entry is what undo reads: through it, and a damaged one is named.
+func TestUndoChange(t *testing.T) {
+	newNamespace(t)
+	name := netdev.LoopbackSysctls()[0]
+	setSysctl(t, name, "1")
+	data, err := json.Marshal(sysctlChange{Old: "0", New: "1"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if line, err := undoChange(state.Change{Kind: changeSysctl, Name: name, Data: data}); err != nil || line == "" {
+		t.Errorf("undoChange returned %q, %v", line, err)
+	}
+	wantSysctl(t, name, "0")
+	for _, kind := range []string{changeSysctl, changeFilter} {
+		_, err := undoChange(state.Change{Kind: kind, Name: name, Data: json.RawMessage("{")})
+		if err == nil || !strings.Contains(err.Error(), name) {
+			t.Errorf("damaged %s: %v", kind, err)
+		}
+	}
+	if _, err := undoChange(state.Change{Kind: "moon", Name: "full"}); err == nil || !strings.Contains(err.Error(), "moon") {
+		t.Errorf("unknown kind: %v", err)
+	}
+}
+
+func setSysctl(t *testing.T, name, value string) {
+	t.Helper()
+	if err := netdev.SetSysctl(name, value); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func wantSysctl(t *testing.T, name, want string) {
+	t.Helper()
+	got, err := netdev.Sysctl(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got != want {
+		t.Errorf("sysctl %s is %s, want %s", name, got, want)
+	}
+}
+
+// newNamespace gives the test a network namespace of its own: the thread that is in it ends with the test.
+func newNamespace(t *testing.T) {
+	t.Helper()
+	if os.Geteuid() != 0 {
+		if os.Getenv("CI") != "" || os.Getenv("K2S_LAB_REQUIRED") != "" {
+			t.Fatal("this run must not skip the kernel tests: run as root")
+		}
+		t.Skip("making a network namespace needs root")
+	}
+	runtime.LockOSThread()
+	if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
+		t.Fatalf("unshare: %v", err)
+	}
+}
