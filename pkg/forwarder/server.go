@@ -90,6 +90,8 @@ type Server struct {
 	spareCtx     context.Context // ends at the start of Shutdown
 	cancelSpares context.CancelFunc
 
+	wanted atomic.Pointer[[]netip.AddrPort] // Options.Listen, and what came to it
+
 	closing  atomic.Bool
 	drainEnd time.Time      // end of the drain window, set before closing
 	wg       sync.WaitGroup // every goroutine of the server
@@ -144,6 +146,7 @@ func New(opts Options) (*Server, error) {
 		adopted:      make(map[netip.AddrPort]Sockets),
 		conns:        make(map[*net.TCPConn]struct{}),
 	}
+	s.wanted.Store(&s.opts.Listen)
 	s.inFlight = newFair(opts.MaxInFlight, s.isLocal)
 	s.connPlaces = newFair(opts.MaxConns, s.isLocal)
 	s.octets = newFair(maxOctets, s.isLocal)
@@ -164,7 +167,7 @@ func setDefault[T comparable](v *T, def T) {
 
 // isLocal reports whether a is certainly an address of this host.
 func (s *Server) isLocal(a netip.Addr) bool {
-	return a.IsLoopback() || slices.ContainsFunc(s.opts.Listen, func(l netip.AddrPort) bool {
+	return a.IsLoopback() || slices.ContainsFunc(*s.wanted.Load(), func(l netip.AddrPort) bool {
 		return l.Addr().WithZone("") == a
 	})
 }
@@ -192,13 +195,40 @@ func (s *Server) Listen(ctx context.Context) error {
 		sockets.close()
 	}
 	clear(s.adopted)
-	for _, conn := range s.udp {
-		s.wg.Go(func() { s.serveUDP(conn) })
-	}
-	for _, l := range s.tcp {
-		s.wg.Go(func() { s.serveTCP(l) })
+	for i := range s.udp {
+		s.serve(i)
 	}
 	return nil
+}
+
+// Add serves one more address, as if it had been among Options.Listen, while the server listens. One that it serves already
+// stays as it is.
+func (s *Server) Add(ctx context.Context, addr netip.AddrPort) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	addr = unmap(addr)
+	switch {
+	case s.closing.Load():
+		return fmt.Errorf("forwarder: %w", ErrClosed)
+	case !s.listening:
+		return errors.New("forwarder: not listening")
+	case slices.Contains(s.addrs, addr):
+		return nil
+	}
+	if err := s.bind(ctx, addr); err != nil {
+		return fmt.Errorf("forwarder: %w", err)
+	}
+	wanted := append(slices.Clone(*s.wanted.Load()), addr)
+	s.wanted.Store(&wanted)
+	s.serve(len(s.udp) - 1)
+	return nil
+}
+
+// serve begins to serve the sockets of one address. It is called with mu held.
+func (s *Server) serve(i int) {
+	conn, l := s.udp[i], s.tcp[i]
+	s.wg.Go(func() { s.serveUDP(conn) })
+	s.wg.Go(func() { s.serveTCP(l) })
 }
 
 // bind opens addr for UDP and TCP. It is called with mu held.
@@ -279,7 +309,7 @@ func (s *Server) Addrs() []netip.AddrPort {
 
 // ownAddrs returns the addresses that no query may be forwarded to.
 func (s *Server) ownAddrs() []netip.AddrPort {
-	return append(s.Addrs(), s.opts.Listen...)
+	return append(s.Addrs(), *s.wanted.Load()...)
 }
 
 // Shutdown takes no more queries than those that are about to come, answers

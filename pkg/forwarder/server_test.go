@@ -324,3 +324,38 @@ func TestLoopGuard(t *testing.T) {
 		t.Errorf("left over: %v", g.out)
 	}
 }
+
+// TestAdd: an address that comes later is served like the others, and no query is forwarded to it.
+func TestAdd(t *testing.T) {
+	s := start(t, external(newPeer(t, answerTXT("x"))))
+	if err := s.Add(t.Context(), netip.MustParseAddrPort("127.0.0.77:0")); err != nil {
+		t.Fatal(err)
+	}
+	added := s.Addrs()[1]
+	if err := s.Add(t.Context(), added); err != nil || len(s.Addrs()) != 2 {
+		t.Errorf("added again: %v, %v", s.Addrs(), err)
+	}
+	for _, network := range []string{"udp", "tcp"} {
+		conn, err := dns.Dial(network, added.String())
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer conn.Close()
+		if err := conn.WriteMsg(query("www.example.org.", false)); err != nil {
+			t.Fatal(err)
+		}
+		if reply, err := conn.ReadMsg(); err != nil || len(reply.Answer) != 1 {
+			t.Errorf("%s: %v, %v", network, reply, err)
+		}
+	}
+	if err := s.SetRoutes(Routes{Upstreams: []netip.AddrPort{added}}); !errors.Is(err, ErrOwnAddress) {
+		t.Errorf("an upstream that is served here: %v", err)
+	}
+	if !s.isLocal(added.Addr()) {
+		t.Error("it is not taken for this host's own")
+	}
+	shutdown(t, s)
+	if err := s.Add(t.Context(), netip.MustParseAddrPort("127.0.0.78:0")); !errors.Is(err, ErrClosed) {
+		t.Errorf("after the end: %v", err)
+	}
+}

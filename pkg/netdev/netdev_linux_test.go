@@ -111,12 +111,12 @@ func TestRouteTo(t *testing.T) {
 		to   string
 		want Route
 	}{
-		{"172.20.0.10", Route{Interface: "eth0", Ifindex: index, Source: netip.MustParseAddr("172.20.0.1"), Ethernet: true}},
-		{"::ffff:172.20.0.10", Route{Interface: "eth0", Ifindex: index, Source: netip.MustParseAddr("172.20.0.1"), Ethernet: true}},
-		{"fd00:20::10", Route{Interface: "eth0", Ifindex: index, Source: netip.MustParseAddr("fd00:20::1"), Ethernet: true}},
-		{"127.0.0.1", Route{Interface: "lo", Ifindex: 1, Source: netip.MustParseAddr("127.0.0.1"), Local: true, Ethernet: true}},
-		{"::1", Route{Interface: "lo", Ifindex: 1, Source: netip.IPv6Loopback(), Local: true, Ethernet: true}},
-		{"172.20.0.1", Route{Interface: "lo", Ifindex: 1, Source: netip.MustParseAddr("172.20.0.1"), Local: true, Ethernet: true}},
+		{"172.20.0.10", Route{Network: netip.MustParsePrefix("172.20.0.0/24"), Interface: "eth0", Ifindex: index, Source: netip.MustParseAddr("172.20.0.1"), Ethernet: true}},
+		{"::ffff:172.20.0.10", Route{Network: netip.MustParsePrefix("172.20.0.0/24"), Interface: "eth0", Ifindex: index, Source: netip.MustParseAddr("172.20.0.1"), Ethernet: true}},
+		{"fd00:20::10", Route{Network: netip.MustParsePrefix("fd00:20::/64"), Interface: "eth0", Ifindex: index, Source: netip.MustParseAddr("fd00:20::1"), Ethernet: true}},
+		{"127.0.0.1", Route{Network: netip.MustParsePrefix("127.0.0.1/32"), Interface: "lo", Ifindex: 1, Source: netip.MustParseAddr("127.0.0.1"), Local: true, Ethernet: true}},
+		{"::1", Route{Network: netip.MustParsePrefix("::1/128"), Interface: "lo", Ifindex: 1, Source: netip.IPv6Loopback(), Local: true, Ethernet: true}},
+		{"172.20.0.1", Route{Network: netip.MustParsePrefix("172.20.0.1/32"), Interface: "lo", Ifindex: 1, Source: netip.MustParseAddr("172.20.0.1"), Local: true, Ethernet: true}},
 	} {
 		got, err := RouteTo(netip.MustParseAddr(c.to))
 		if err != nil || got != c.want {

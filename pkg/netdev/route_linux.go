@@ -26,6 +26,8 @@ type Route struct {
 	Group bool
 	// Ethernet is set if frames on the interface have an Ethernet header.
 	Ethernet bool
+	// Network is the destination of the route: of no length for a default route.
+	Network netip.Prefix
 	// Bypass says what the stack does on this route that a redirect to the interface would not; empty if nothing is known.
 	Bypass string
 }
@@ -51,6 +53,7 @@ func RouteTo(address netip.Addr) (route Route, err error) {
 		Local:     found.kind == unix.RTN_LOCAL,
 		Group:     found.kind == unix.RTN_BROADCAST || found.kind == unix.RTN_MULTICAST,
 		Ethernet:  device.Attrs().EncapType == "ether" || device.Attrs().EncapType == "loopback",
+		Network:   netip.PrefixFrom(address.WithZone(""), found.bits).Masked(),
 	}
 	if !route.Source.IsValid() {
 		return Route{}, fmt.Errorf("the route to %s over %s has no source address: give the interface one", address, route.Interface)
@@ -69,33 +72,20 @@ type foundRoute struct {
 	source       netip.Addr
 	kind         uint8 // RTN_*
 	encapsulated bool
+	bits         int // of its destination
 }
 
 // lookUpRoute asks the kernel. netlink.RouteGet would leave out encapsulations that it does not know.
 func lookUpRoute(address netip.Addr) (found foundRoute, err error) {
-	message := &nl.RtMsg{RtMsg: unix.RtMsg{Family: unix.AF_INET, Dst_len: uint8(address.BitLen()), Flags: unix.RTM_F_LOOKUP_TABLE}}
-	if address.Is6() {
-		message.Family = unix.AF_INET6
-	}
-	request := nl.NewNetlinkRequest(unix.RTM_GETROUTE, 0)
-	request.AddData(message)
-	request.AddData(nl.NewRtAttr(unix.RTA_DST, address.AsSlice()))
-	if zone := address.Zone(); zone != "" {
-		device, err := netlink.LinkByName(zone)
-		if err != nil {
-			return found, err
-		}
-		request.AddData(nl.NewRtAttr(unix.RTA_OIF, nl.Uint32Attr(uint32(device.Attrs().Index))))
-	}
-	replies, err := request.Execute(unix.NETLINK_ROUTE, unix.RTM_NEWROUTE)
+	reply, err := getRoute(address, unix.RTM_F_LOOKUP_TABLE)
 	if err != nil {
 		return found, err
 	}
-	if len(replies) != 1 || len(replies[0]) < unix.SizeofRtMsg {
-		return found, unix.EBADMSG
+	found.kind = nl.DeserializeRtMsg(reply).Type
+	attributes, err := nl.ParseRouteAttr(reply[unix.SizeofRtMsg:])
+	if err != nil {
+		return found, err
 	}
-	found.kind = nl.DeserializeRtMsg(replies[0]).Type
-	attributes, err := nl.ParseRouteAttr(replies[0][unix.SizeofRtMsg:])
 	for _, attribute := range attributes {
 		switch attribute.Attr.Type {
 		case unix.RTA_OIF:
@@ -107,7 +97,39 @@ func lookUpRoute(address netip.Addr) (found foundRoute, err error) {
 			found.encapsulated = true
 		}
 	}
-	return found, err
+	// The same again, as it stands in the table.
+	entry, err := getRoute(address, unix.RTM_F_LOOKUP_TABLE|unix.RTM_F_FIB_MATCH)
+	if err != nil {
+		return found, err
+	}
+	found.bits = int(nl.DeserializeRtMsg(entry).Dst_len)
+	return found, nil
+}
+
+// getRoute returns the kernel's one reply to RTM_GETROUTE (rtnetlink(7)).
+func getRoute(address netip.Addr, flags uint32) ([]byte, error) {
+	message := &nl.RtMsg{RtMsg: unix.RtMsg{Family: unix.AF_INET, Dst_len: uint8(address.BitLen()), Flags: flags}}
+	if address.Is6() {
+		message.Family = unix.AF_INET6
+	}
+	request := nl.NewNetlinkRequest(unix.RTM_GETROUTE, 0)
+	request.AddData(message)
+	request.AddData(nl.NewRtAttr(unix.RTA_DST, address.AsSlice()))
+	if zone := address.Zone(); zone != "" {
+		device, err := netlink.LinkByName(zone)
+		if err != nil {
+			return nil, err
+		}
+		request.AddData(nl.NewRtAttr(unix.RTA_OIF, nl.Uint32Attr(uint32(device.Attrs().Index))))
+	}
+	replies, err := request.Execute(unix.NETLINK_ROUTE, unix.RTM_NEWROUTE)
+	if err != nil {
+		return nil, err
+	}
+	if len(replies) != 1 || len(replies[0]) < unix.SizeofRtMsg {
+		return nil, unix.EBADMSG
+	}
+	return replies[0], nil
 }
 
 // Network is a network that is behind an interface, without a router between.

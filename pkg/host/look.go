@@ -1,0 +1,217 @@
+//go:build linux
+
+package host
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"slices"
+	"strings"
+
+	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/config"
+	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/discovery"
+	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/netdev"
+	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/plan"
+	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/resolvconf"
+)
+
+// Looker finds out what this host is. It remembers which networks were behind an interface: what it finds an address of such
+// a network behind later, by a default route, is another host that happens to have it. Its methods are for one goroutine at
+// a time.
+type Looker struct{ behind []netip.Prefix }
+
+// Look finds out what a plan needs to know. Who has the port of the KubeSwitch address is for the caller to say.
+func (l *Looker) Look(c config.Config, inspection resolvconf.Inspection, snapshot discovery.Snapshot) (f plan.Facts, err error) {
+	f.Resolver = resolverFacts(inspection)
+	if f.Loopback6, err = hasAddress(plan.Loopback6); err != nil {
+		return f, err
+	}
+	w, err := lookUpWays(c)
+	if err != nil {
+		return f, err
+	}
+	f.Ways = l.ways(w, c, f.Resolver, snapshot)
+	pods, err := netdev.MatchInterfaces(c.Pods)
+	if err != nil {
+		return f, err
+	}
+	for _, i := range pods {
+		f.Pods = append(f.Pods, plan.Interface(i))
+	}
+	if err := lookAtKubeSwitch(&f.KubeSwitch, c, w); err != nil {
+		return f, err
+	}
+	if f.KubeSwitch.Interface.Index == 0 && len(f.Pods) == 0 {
+		return f, nil
+	}
+	if f.Addresses, err = netdev.Addresses(); err != nil {
+		return f, err
+	}
+	networks, err := netdev.Networks()
+	for _, n := range networks {
+		f.Networks = append(f.Networks, plan.Network(n))
+	}
+	return f, err
+}
+
+func resolverFacts(inspection resolvconf.Inspection) plan.Resolver {
+	r := plan.Resolver{Loopback: plan.LoopbackOf(inspection.File.Nameservers), Search: inspection.File.Search}
+	for _, upstream := range inspection.Upstreams {
+		r.Upstreams = append(r.Upstreams, upstream.Addr)
+	}
+	r.Timeout, r.Attempts, r.Rotate = inspection.File.Retries()
+	return r
+}
+
+func hasAddress(address netip.Addr) (bool, error) {
+	_, err := netdev.InterfaceOf(address)
+	if errors.Is(err, netdev.ErrNoInterface) {
+		return false, nil
+	}
+	return err == nil, err
+}
+
+// lookAtKubeSwitch finds the interface with the KubeSwitch address. One that is gone is looked for again with every change of
+// interfaces.
+func lookAtKubeSwitch(f *plan.KubeSwitch, c config.Config, w ways) error {
+	address := plan.KubeSwitchAddress(c)
+	if !address.IsValid() {
+		return nil
+	}
+	found, err := netdev.InterfaceOf(address)
+	if errors.Is(err, netdev.ErrNoInterface) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	f.Interface = plan.Interface(found)
+	prefixes, err := netdev.PrefixesOf(found.Name)
+	if err != nil {
+		return err
+	}
+	for _, prefix := range prefixes {
+		f.Subnets = append(f.Subnets, prefix.Masked())
+	}
+	clients := c.Allowed
+	if len(clients) == 0 {
+		clients = f.Subnets
+	}
+	f.Not = w.answers(address, found.Index, clients)
+	return nil
+}
+
+// ways is what decides, beside the routes, whether the kernel may steer.
+type ways struct {
+	ipsec netdev.IPsec
+	ports netdev.PortRange // of steered queries
+}
+
+// lookUpWays needs what only who steers has: CAP_NET_ADMIN.
+func lookUpWays(c config.Config) (w ways, err error) {
+	if !c.BPF {
+		return w, nil
+	}
+	if w.ipsec, err = netdev.LookUpIPsec(); err != nil {
+		return w, err
+	}
+	w.ports, err = netdev.PortsOutsideEphemeral()
+	return w, err
+}
+
+// ways finds the way to each endpoint and upstream.
+func (l *Looker) ways(w ways, c config.Config, r plan.Resolver, snapshot discovery.Snapshot) map[netip.Addr]plan.Way {
+	found := make(map[netip.Addr]plan.Way)
+	for _, address := range r.Upstreams {
+		found[address], _ = w.to(netip.AddrPortFrom(address, config.DNSPort))
+	}
+	for _, upstream := range c.Upstreams {
+		found[upstream.Addr()], _ = w.to(upstream)
+	}
+	node := nodeName(c)
+	for _, e := range snapshot.Endpoints {
+		way, network := w.to(e.Address)
+		way.Astray = l.astray(e, way, network, node)
+		found[e.Address.Addr()] = way
+	}
+	return found
+}
+
+func nodeName(c config.Config) string {
+	name, _ := os.Hostname() // without a name no endpoint is on this node
+	return cmp.Or(c.NodeName, strings.ToLower(name))
+}
+
+// defaultBits bounds the length of a default route: a VPN may have one in two halves.
+const defaultBits = 1
+
+// astray says why an endpoint is not to be asked where its route leads: by a default route, though its network was behind an
+// interface of this host, or it runs on this host. A cluster whose pods are behind the default route altogether is fine.
+func (l *Looker) astray(e discovery.Endpoint, way plan.Way, network netip.Prefix, node string) string {
+	address := e.Address.Addr().WithZone("")
+	switch {
+	case way.Ifindex == 0 || network.Bits() > defaultBits:
+		if way.Ifindex != 0 && !slices.Contains(l.behind, network) {
+			l.behind = append(l.behind, network)
+		}
+		return ""
+	case e.Node != "" && e.Node == node:
+		return fmt.Sprintf("it runs on this host, and only the default route over %s leads there: the interface to its network is gone", way.Interface)
+	}
+	for _, network := range l.behind {
+		if network.Contains(address) {
+			return fmt.Sprintf("its network %s is behind no interface any more: only the default route over %s leads there", network, way.Interface)
+		}
+	}
+	return ""
+}
+
+// to finds the way to a server, and the network that its route is to.
+func (w ways) to(server netip.AddrPort) (way plan.Way, network netip.Prefix) {
+	route, err := netdev.RouteTo(server.Addr())
+	if err != nil {
+		return plan.Way{Not: err.Error()}, network
+	}
+	way = plan.Way{Interface: route.Interface, Ifindex: route.Ifindex, Source: route.Source, Group: route.Group}
+	switch {
+	case route.Local:
+		way.Not = "on this host"
+	case !route.Ethernet:
+		way.Not = route.Interface + " has no Ethernet header"
+	case route.Bypass != "":
+		way.Not = route.Bypass
+	default:
+		query := netdev.Flow{
+			From: single(route.Source), To: single(server.Addr()), Ifindex: route.Ifindex,
+			FromPorts: w.ports, ToPorts: netdev.PortRange{First: server.Port(), Last: server.Port()},
+		}
+		way.Not = cmp.Or(w.ipsec.Sends(query), w.ipsec.Accepts(query.Reverse()))
+	}
+	return way, route.Network
+}
+
+// answers says why what the kernel sends from an address back to clients would go past what the stack does with it; empty if
+// it does not.
+func (w ways) answers(from netip.Addr, ifindex int, clients []netip.Prefix) (not string) {
+	dns := netdev.PortRange{First: config.DNSPort, Last: config.DNSPort}
+	for _, prefix := range clients {
+		if prefix.Addr().Is4() != from.Is4() {
+			continue
+		}
+		reply := netdev.Flow{
+			From: single(from), To: prefix, Ifindex: ifindex,
+			FromPorts: dns, ToPorts: netdev.PortRange{First: 1, Last: 1<<16 - 1},
+		}
+		if not = cmp.Or(w.ipsec.Sends(reply), w.ipsec.Accepts(reply.Reverse())); not != "" {
+			return fmt.Sprintf("%s: %s", prefix, not)
+		}
+	}
+	return ""
+}
+
+func single(address netip.Addr) netip.Prefix {
+	return netip.PrefixFrom(address.WithZone(""), address.BitLen())
+}

@@ -1,0 +1,88 @@
+package plan
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	"golang.org/x/net/publicsuffix"
+
+	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/config"
+	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/discovery"
+)
+
+// Sources of zones that are not discovered.
+const (
+	sourceSettings = "settings"
+	sourceDefault  = "default"
+)
+
+// ConfiguredZones are the zones that the settings name, the reverse zones of ranges among them.
+func ConfiguredZones(c config.Config) (zones []discovery.Zone, err error) {
+	reverse, err := discovery.ReverseZones(slices.Concat(c.ServiceCIDRs, c.PodCIDRs)...)
+	if err != nil {
+		return nil, err
+	}
+	for _, name := range slices.Concat(c.Zones, reverse) {
+		zones = append(zones, discovery.Zone{Name: strings.ToLower(strings.TrimSuffix(name, ".")), Source: sourceSettings})
+	}
+	return zones, nil
+}
+
+// zonesOf unites the configured zones with the discovered ones, names before addresses. Only if there is no name at all it
+// is the default one. What a Corefile serves beside the cluster's own zones is left out, with a note, where it would take
+// more names from this host than can be meant: whoever may edit it has no say about those.
+func zonesOf(configured, discovered []discovery.Zone, search []string) (zones []discovery.Zone, notes []string) {
+	names, reverse := []discovery.Zone{}, []discovery.Zone{}
+	seen := make(map[string]bool)
+	var cluster []string
+	for _, zone := range slices.Concat(configured, discovered) {
+		why := ""
+		if zone.Source != sourceSettings && !zone.Cluster && !slices.ContainsFunc(cluster, func(c string) bool { return within(zone.Name, c) }) {
+			why = tooWide(zone.Name, search)
+		}
+		switch {
+		case seen[zone.Name]:
+		case why != "":
+			notes = append(notes, fmt.Sprintf("the zone %s of %s is %s: it is left out; name it with --zone, beside all others, to have it from the cluster", zone.Name, zone.Source, why))
+		case zone.Reverse():
+			reverse = append(reverse, zone)
+		default:
+			names = append(names, zone)
+		}
+		seen[zone.Name] = true
+		if zone.Cluster {
+			cluster = append(cluster, zone.Name)
+		}
+	}
+	if len(names) == 0 {
+		names = append(names, discovery.Zone{Name: config.DefaultZone, Source: sourceDefault})
+	}
+	return append(names, reverse...), notes
+}
+
+// tooWide says why a zone is not the cluster's alone: it is one below which anybody registers names, or one that this
+// host's own names are in.
+func tooWide(zone string, search []string) string {
+	if suffix, _ := publicsuffix.PublicSuffix(zone); suffix == zone {
+		return "a public suffix, below which are names of many"
+	}
+	for _, domain := range search {
+		if domain = strings.ToLower(strings.TrimSuffix(domain, ".")); within(domain, zone) {
+			return "the search domain of this host, or one above it, " + domain
+		}
+	}
+	return ""
+}
+
+// within reports whether a name is a zone, or below it. Both are in lower case without a final dot.
+func within(name, zone string) bool { return name == zone || strings.HasSuffix(name, "."+zone) }
+
+// ZoneNames returns the names of zones.
+func ZoneNames(zones []discovery.Zone) []string {
+	names := make([]string, 0, len(zones))
+	for _, zone := range zones {
+		names = append(names, zone.Name)
+	}
+	return names
+}
