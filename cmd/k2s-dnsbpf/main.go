@@ -1,5 +1,3 @@
-//go:build linux
-
 // Command k2s-dnsbpf makes a host of a K2s cluster resolve cluster names through an eBPF program that steers them to
 // CoreDNS in the kernel, and all other names through the servers that the host had before.
 package main
@@ -13,8 +11,9 @@ import (
 	"strings"
 	"syscall"
 
+	"github.com/spf13/cobra"
+
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/config"
-	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/daemon"
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/status"
 )
 
@@ -30,8 +29,8 @@ var version = "devel"
 
 func main() {
 	// Before anything is made that a process which only waits has no use for.
-	if len(os.Args) > 1 && os.Args[1] == daemon.GuardianCommand {
-		os.Exit(exitStatus(runGuardian(os.Args[2:])))
+	if is, err := guardian(os.Args[1:]); is {
+		os.Exit(exitStatus(err))
 	}
 	os.Exit(run(os.Args[1:]))
 }
@@ -43,6 +42,35 @@ func run(args []string) int {
 	root := newRootCommand()
 	root.SetArgs(args)
 	return exitStatus(root.ExecuteContext(ctx))
+}
+
+func newRootCommand() *cobra.Command {
+	root := &cobra.Command{
+		Use:           "k2s-dnsbpf",
+		Short:         "Resolve cluster names on a host through eBPF",
+		SilenceUsage:  true,
+		SilenceErrors: true,
+		Args: func(_ *cobra.Command, args []string) error {
+			if len(args) > 0 {
+				return usageError{fmt.Errorf("unknown command %q: see k2s-dnsbpf --help", args[0])}
+			}
+			return nil
+		},
+		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
+	}
+	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
+		return usageError{fmt.Errorf("%w: see %s --help", err, cmd.CommandPath())}
+	})
+	root.AddCommand(append(commands(), newVersionCommand())...)
+	return root
+}
+
+// noArgs refuses arguments as wrong usage.
+func noArgs(cmd *cobra.Command, args []string) error {
+	if len(args) > 0 {
+		return usageError{fmt.Errorf("%s takes no argument %q: see %s --help", cmd.CommandPath(), args[0], cmd.CommandPath())}
+	}
+	return nil
 }
 
 // exitStatus says what went wrong, and how much.

@@ -19,35 +19,6 @@ import (
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/status"
 )
 
-func newRootCommand() *cobra.Command {
-	root := &cobra.Command{
-		Use:           "k2s-dnsbpf",
-		Short:         "Resolve cluster names on a host through eBPF",
-		SilenceUsage:  true,
-		SilenceErrors: true,
-		Args: func(_ *cobra.Command, args []string) error {
-			if len(args) > 0 {
-				return usageError{fmt.Errorf("unknown command %q: see k2s-dnsbpf --help", args[0])}
-			}
-			return nil
-		},
-		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
-	}
-	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
-		return usageError{fmt.Errorf("%w: see %s --help", err, cmd.CommandPath())}
-	})
-	root.AddCommand(newAttachCommand(), newDetachCommand(), newRestoreCommand(), newStatusCommand(), newCheckCommand(), newDoctorCommand(), newVersionCommand())
-	return root
-}
-
-// noArgs refuses arguments as wrong usage.
-func noArgs(cmd *cobra.Command, args []string) error {
-	if len(args) > 0 {
-		return usageError{fmt.Errorf("%s takes no argument %q: see %s --help", cmd.CommandPath(), args[0], cmd.CommandPath())}
-	}
-	return nil
-}
-
 // complete gives the shell the values that a flag may have.
 func complete[T ~string](cmd *cobra.Command, flag string, values ...T) {
 	words := make([]cobra.Completion, 0, len(values))

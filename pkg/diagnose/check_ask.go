@@ -12,6 +12,8 @@ import (
 	"time"
 
 	"github.com/miekg/dns"
+
+	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/internal/errno"
 )
 
 // Dialer opens connections from this host; net.Dialer is one.
@@ -135,17 +137,17 @@ func (c *Checker) connect(ctx context.Context, to netip.AddrPort) (time.Duration
 
 // classify tells failures apart by what the kernel knows about them.
 func classify(err error) *Failure {
-	if errno, ok := errors.AsType[syscall.Errno](err); ok {
-		switch errno {
+	if number, ok := errno.Of(err); ok {
+		switch number {
 		case syscall.ECONNREFUSED:
 			return &Failure{Refused, "connection refused"}
 		case syscall.EHOSTUNREACH, syscall.ENETUNREACH, syscall.EACCES, syscall.EINVAL, syscall.EADDRNOTAVAIL:
 			// The last three are what routes of type prohibit and blackhole, and a host without the family, make of it.
-			return &Failure{Unreachable, errno.Error()}
+			return &Failure{Unreachable, number.Error()}
 		case syscall.ETIMEDOUT:
 			return &Failure{Silent, "no reply"}
 		}
-		return &Failure{Broken, errno.Error()}
+		return &Failure{Broken, number.Error()}
 	}
 	if timeout, ok := errors.AsType[net.Error](err); ok && timeout.Timeout() || errors.Is(err, context.DeadlineExceeded) {
 		return &Failure{Silent, "no reply"}

@@ -11,6 +11,8 @@ import (
 
 	"github.com/miekg/dns"
 	"go.uber.org/zap"
+
+	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/internal/errno"
 )
 
 // errEvicted is for a query that had to make room for another source's.
@@ -483,12 +485,8 @@ func (s *Server) strike(u *upstream, sent time.Time, reason error) {
 
 // isOurFault reports whether err says that this host has run out of something.
 func isOurFault(err error) bool {
-	for _, ours := range []error{errNoSocket, syscall.EMFILE, syscall.ENFILE, syscall.ENOBUFS, syscall.ENOMEM, syscall.EADDRNOTAVAIL} {
-		if errors.Is(err, ours) {
-			return true
-		}
-	}
-	return false
+	return errors.Is(err, errNoSocket) ||
+		errno.Is(err, syscall.EMFILE, syscall.ENFILE, syscall.ENOBUFS, syscall.ENOMEM, syscall.EADDRNOTAVAIL)
 }
 
 var errTimeout = errors.New("timeout")
@@ -497,12 +495,12 @@ var errTimeout = errors.New("timeout")
 // ours that are closed already.
 func shorten(err error) error {
 	var timeout interface{ Timeout() bool }
-	var errno syscall.Errno
+	var number syscall.Errno
 	switch {
 	case errors.As(err, &timeout) && timeout.Timeout():
 		return errTimeout
-	case errors.As(err, &errno):
-		return errno
+	case errors.As(err, &number):
+		return number
 	default:
 		return err
 	}

@@ -15,6 +15,8 @@ import (
 	"time"
 
 	"go.uber.org/zap"
+
+	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/internal/errno"
 )
 
 // Defaults of Options.
@@ -243,7 +245,7 @@ func (s *Server) bind(ctx context.Context, addr netip.AddrPort) error {
 			s.addrs = append(s.addrs, sockets.addr())
 			return nil
 		}
-		if addr.Port() != 0 || !errors.Is(err, syscall.EADDRINUSE) || try == portTries {
+		if addr.Port() != 0 || !errno.Is(err, syscall.EADDRINUSE) || try == portTries {
 			return err
 		}
 	}
@@ -269,11 +271,11 @@ func listenBoth(ctx context.Context, addr netip.AddrPort) (Sockets, error) {
 func listenError(proto string, addr netip.AddrPort, err error) error {
 	var remedy string
 	switch {
-	case errors.Is(err, syscall.EADDRINUSE):
+	case errno.Is(err, syscall.EADDRINUSE):
 		remedy = "stop the DNS server that has this port, or listen on another address"
-	case errors.Is(err, syscall.EACCES):
+	case errno.Is(err, syscall.EACCES):
 		remedy = "ports below 1024 need root or CAP_NET_BIND_SERVICE"
-	case errors.Is(err, syscall.EADDRNOTAVAIL):
+	case errno.Is(err, syscall.EADDRNOTAVAIL):
 		remedy = "bring the interface with this address up first, or listen on another address"
 	default:
 		remedy = "see whether the address exists and the port is free"

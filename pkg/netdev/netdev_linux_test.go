@@ -10,8 +10,8 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/cilium/ebpf"     //nolint:depguard // a filter to attach has to be some program
-	"github.com/cilium/ebpf/asm" //nolint:depguard // likewise
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/asm"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 )

@@ -16,7 +16,6 @@ var (
 
 // A test that a document names as the proof of what it says is there.
 func TestCitedTestsExist(t *testing.T) {
-	root := filepath.Join("..", "..", "..")
 	tests := make(map[string]bool)
 	for _, top := range []string{"pkg", "test"} {
 		err := filepath.WalkDir(filepath.Join(root, top), func(path string, _ fs.DirEntry, err error) error {
