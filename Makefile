@@ -19,7 +19,7 @@ comma := ,
 say = @printf '\n==> %s\n' '$(1)'
 
 .DEFAULT_GOAL := help
-.PHONY: help build generate helpers test test-unit test-e2e test-kernel demo bench cluster lint fmt check-headers verify-generate fuzz vuln clean
+.PHONY: help build generate helpers test test-unit test-e2e test-cluster test-long test-kernel demo bench cluster lint fmt check-headers verify-generate fuzz vuln clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z][a-z-]*:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -33,7 +33,7 @@ generate: ## compile the eBPF programs and write their Go bindings
 	@scripts/bootstrap generate
 	go generate ./pkg/datapath
 
-helpers: $(addprefix test/bin/,coredns labctl goresolve goloop muslresolve muslloop glibcloop) ## build what the lab runs, into test/bin
+helpers: $(addprefix test/bin/,coredns gotest labctl goresolve goloop muslresolve muslloop glibcloop) ## build what the lab runs, into test/bin
 
 # Only when something it is made of has changed: the first build compiles all of CoreDNS.
 test/bin/coredns: test/cmd/coredns/main.go test/go.mod test/go.sum
@@ -58,7 +58,7 @@ test/bin/coredns-kubernetes: test/kube/cmd/coredns/main.go test/kube/go.mod test
 	cd test/kube && CGO_ENABLED=0 go build -trimpath -ldflags='-s -w' -o ../bin/coredns-kubernetes ./cmd/coredns
 	@touch $@
 
-test/bin/labctl test/bin/goresolve test/bin/goloop: test/bin/%: $(wildcard test/cmd/*/*.go test/lab/*.go) test/go.mod test/go.sum
+test/bin/gotest test/bin/labctl test/bin/goresolve test/bin/goloop: test/bin/%: $(wildcard test/cmd/*/*.go test/lab/*.go) test/go.mod test/go.sum
 	cd test && CGO_ENABLED=0 go build -trimpath -o bin/$* ./cmd/$*
 	@touch $@
 
@@ -80,20 +80,39 @@ test/bin/glibcloop: test/cmd/cloop/loop.c
 	@mkdir -p test/bin
 	gcc -O2 -Wall -Wextra -Werror -o $@ $<
 
-test: ## install what is missing, build, run every test (unit and end to end)
+# Which suite a test belongs to is in its name. TestKube...: needs a real Kubernetes. TestLong...: all cases of what others
+# take a sample of, sizes and durations; K2S_SAMPLE=10 takes a tenth of them. All others run in `make test`.
+# K2S_SEED repeats the samples of a run, which prints it. A test that can't run here fails instead of being skipped.
+GOTEST   = $(SUDO) env K2S_LAB_REQUIRED=1 K2S_SEED=$(K2S_SEED) K2S_SAMPLE=$(K2S_SAMPLE) $(CURDIR)/test/bin/gotest -count=1
+PARALLEL ?= 6
+
+test: ## install what is missing, build, run the tests of packages and those in the lab (minutes)
 	@scripts/bootstrap test
 	@$(MAKE) --no-print-directory build test-unit test-e2e
 
-# Some unit tests load eBPF programs. A test that was skipped for want of root would go unseen, so it fails instead.
-test-unit: ## run the tests of the product's packages
+test-unit: test/bin/gotest ## run the tests of the product's packages
 	$(call say,unit tests)
-	$(SUDO) env K2S_LAB_REQUIRED=1 go test -race -count=1 -timeout 30m ./...
-	$(call say,every fault at every step of takeover and restoration)
-	$(SUDO) env K2S_LAB_REQUIRED=1 go test -count=1 -timeout 30m -run '^(TestFaults|TestFaultsInPlace|TestKillAtSteps|TestPowerLoss)$$' ./pkg/resolvconf
+	$(GOTEST) -timeout 10m -skip '^TestLong' ./...
 
-test-e2e: helpers cluster test/bin/resolved ## run the tests in the lab: namespaces, a real CoreDNS, a real unbound
+test-e2e: build helpers test/bin/resolved ## run the tests in the lab: namespaces, a real CoreDNS, a real unbound
 	$(call say,end-to-end tests)
-	cd test && $(SUDO) env K2S_LAB_REQUIRED=1 go test -race -count=1 -timeout 60m ./...
+	cd test && $(GOTEST) -timeout 20m -parallel $(PARALLEL) -skip '^Test(Kube|Long)' ./...
+
+test-cluster: ## run the tests in the lab with a real Kubernetes
+	@scripts/bootstrap test
+	@$(MAKE) --no-print-directory build helpers cluster
+	$(call say,end-to-end tests with Kubernetes)
+	cd test && $(GOTEST) -timeout 30m -run '^TestKube' ./e2e
+
+test-long: ## run what takes long: all faults, sizes, cycles; everything with the race detector
+	@scripts/bootstrap test
+	@$(MAKE) --no-print-directory build helpers cluster test/bin/resolved
+	$(call say,long tests of packages)
+	$(GOTEST) -timeout 60m -run '^TestLong' ./...
+	$(call say,unit tests with the race detector)
+	$(GOTEST) -timeout 30m -race -skip '^TestLong' ./...
+	$(call say,long end-to-end tests)
+	cd test && $(GOTEST) -timeout 60m -run '^TestLong' ./e2e
 
 test-kernel: ## run the tests that need the kernel on Debian's 6.1, in a virtual machine without KVM
 	@scripts/bootstrap kernel

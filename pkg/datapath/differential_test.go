@@ -5,7 +5,6 @@ package datapath
 import (
 	"bytes"
 	"encoding/binary"
-	"flag"
 	"fmt"
 	"maps"
 	"math/rand/v2"
@@ -18,14 +17,7 @@ import (
 	"github.com/cilium/ebpf"
 
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/internal/pktgen"
-)
-
-// The defaults are for every run of the tests. A long one:
-//
-//	go test -run TestDifferentialLong -timeout 0 -v ./pkg/datapath -differential 10000000
-var (
-	differential     = flag.Int("differential", 20_000, "how many messages TestDifferentialLong gives to kernel and reference")
-	differentialSeed = flag.Uint64("differential-seed", 1, "what TestDifferentialLong draws them from")
+	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/internal/sample"
 )
 
 // assembler makes messages at random that are about as often good as bad.
@@ -160,12 +152,17 @@ func (h *harness) differ(program *ebpf.Program, f family, frame, room []byte, wa
 	return h.objects.DnsFlows.Put(uint32(natPort-h.options.NATPorts.First), dnsbpfDnsFlow{})
 }
 
-// TestDifferentialLong gives kernel and reference the same messages, in packets of random askers, and compares verdict,
+// TestDifferential is TestLongDifferential with fewer messages.
+func TestDifferential(t *testing.T) { differential(t, 20_000) }
+
+// TestLongDifferential gives kernel and reference the same messages, in packets of random askers, and compares verdict,
 // octets and counters.
-func TestDifferentialLong(t *testing.T) {
+func TestLongDifferential(t *testing.T) { differential(t, sample.Share(t, 1_000_000)) }
+
+func differential(t *testing.T, messages int) {
+	t.Helper()
 	const batch = 500 // between two looks at the counters
-	t.Logf("seed %d, %d messages", *differentialSeed, *differential)
-	random := rand.New(rand.NewPCG(*differentialSeed, 0))
+	random := sample.Random(t)
 	zones := []string{testZone, "a", "b.a", "local"}
 	h := newHarness(t, zones...)
 	programs := []*ebpf.Program{h.objects.DnsFromHost, h.objects.DnsFromClient}
@@ -174,9 +171,9 @@ func TestDifferentialLong(t *testing.T) {
 	none := func(frame *pktgen.Frame) { frame.NoUDPChecksum = true }
 	counts, paths := make(map[string]uint64), make(map[string]uint64)
 	began := time.Now()
-	for done := 0; done < *differential; done += batch {
+	for done := 0; done < messages; done += batch {
 		want := make(map[string]uint64)
-		for range min(batch, *differential-done) {
+		for range min(batch, messages-done) {
 			way := random.IntN(4)
 			f := families[way%2]
 			address := f.client.Addr().AsSlice()

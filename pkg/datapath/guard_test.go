@@ -16,6 +16,7 @@ import (
 	"github.com/miekg/dns"
 
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/internal/pktgen"
+	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/internal/sample"
 )
 
 // guardFamily is a worker that may ask at the KubeSwitch address, and somebody who may not.
@@ -340,7 +341,7 @@ func referenceGuard(frame []byte, listeners []netip.AddrPort, allowed []netip.Pr
 // program would steer. What that one does not see as DNS, the guard does not stop either, but for TCP.
 func TestGuardDifferential(t *testing.T) {
 	const runs = 20_000
-	random := seeded(t)
+	random := sample.Random(t)
 	h := newGuardHarness(t)
 	a := newAssembler(t, random)
 	var listeners []netip.AddrPort
@@ -491,7 +492,7 @@ func TestAllowedPrefixes(t *testing.T) {
 // Random sets, each of which replaces the one before, and addresses at their edges.
 func TestRandomAllowedPrefixes(t *testing.T) {
 	const rounds, perRound = 100, 60
-	random := seeded(t)
+	random := sample.Random(t)
 	h := newGuardHarness(t)
 	message := query(t, inZone)
 	draw := func() netip.Addr {

@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/internal/pktgen"
+	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/internal/sample"
 )
 
 // answer is an endpoint's reply to a query that it got, changed by edits.
@@ -417,7 +418,7 @@ func TestReplyScope(t *testing.T) {
 
 // Several queries of one client are told apart, in whatever order their replies come.
 func TestInterleavedReplies(t *testing.T) {
-	random := seeded(t)
+	random := sample.Random(t)
 	h := newHarness(t)
 	type pending struct {
 		steeredQuery

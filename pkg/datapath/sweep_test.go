@@ -11,6 +11,7 @@ import (
 	"github.com/miekg/dns"
 
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/internal/pktgen"
+	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/internal/sample"
 )
 
 // steered is what a sweep compares: whether the kernel took a frame, and that it counted it once, or not at all.
@@ -95,7 +96,7 @@ func TestMutationSweep(t *testing.T) {
 		}
 		counts[steered]++
 	}
-	random := seeded(t)
+	random := sample.Random(t)
 	for _, f := range families {
 		for _, program := range queryPrograms {
 			for _, message := range sweepMessages(t) {
@@ -180,7 +181,7 @@ func (h *harness) forgetSteered(tb testing.TB) {
 // Messages put together from good and bad parts, which mutations of whole ones seldom hit.
 func TestAssembledMessages(t *testing.T) {
 	const runs = 20000
-	random := seeded(t)
+	random := sample.Random(t)
 	zones := []string{testZone, "a", "b.a", "local"}
 	h := newHarness(t, zones...)
 	a := newAssembler(t, random)

@@ -5,13 +5,13 @@ package datapath
 import (
 	"errors"
 	"fmt"
-	"math/rand/v2"
 	"net/netip"
 	"slices"
 	"strings"
 	"testing"
 
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/internal/pktgen"
+	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/internal/sample"
 )
 
 func TestZoneKeyErrors(t *testing.T) {
@@ -338,18 +338,10 @@ func TestEvenChoice(t *testing.T) {
 	}
 }
 
-// seeded returns a source of random numbers and prints its seed: set the two numbers here to repeat a failure.
-func seeded(tb testing.TB) *rand.Rand {
-	tb.Helper()
-	seed1, seed2 := rand.Uint64(), rand.Uint64()
-	tb.Logf("seed %#x, %#x", seed1, seed2)
-	return rand.New(rand.NewPCG(seed1, seed2))
-}
-
 // Random names against random zones, compared with a matcher that goes label by label.
 func TestRandomSuffixes(t *testing.T) {
 	const rounds, perRound = 50, 400
-	random := seeded(t)
+	random := sample.Random(t)
 	h := newHarness(t)
 	// A few labels that are easily mistaken for each other, so that near misses are common.
 	alphabet := []string{"a", "b", "aa", "ab", "ba", "cluster", "local", "xcluster", "clusterx", "svc"}

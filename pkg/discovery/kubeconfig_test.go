@@ -136,9 +136,9 @@ func TestFindKubeconfig(t *testing.T) {
 	}
 }
 
-// TestOthersKubeconfig: what somebody else could have written does nothing with our rights, however it was named and
+// TestKubeOthersKubeconfig: what somebody else could have written does nothing with our rights, however it was named and
 // whenever it changed.
-func TestOthersKubeconfig(t *testing.T) {
+func TestKubeOthersKubeconfig(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("gives files away, which takes root")
 	}

@@ -11,6 +11,7 @@ import (
 	"syscall"
 	"testing"
 
+	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/internal/sample"
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/state/hostfs"
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/state/hostfs/faultfs"
 )
@@ -123,29 +124,47 @@ var operations = []operation{
 	}, do: func(m *Manager) error { _, err := m.Restore(); return err }},
 }
 
-// TestFaults lets every single call fail, fail for good, or be the last of a
+// steps says which of many cases a test takes, see package sample.
+type steps func(testing.TB) (next func() int)
+
+func some(tb testing.TB) func() int {
+	tb.Helper()
+	return sample.Some(tb, 30)
+}
+
+// TestFaults is TestLongFaults with some of the calls.
+func TestFaults(t *testing.T) { faults(t, some) }
+
+// TestLongFaults lets every single call fail, fail for good, or be the last of a
 // killed process, in every operation on every kind of original by every
 // method. After each: the file is the original or ours, never missing or torn
 // (but if it was missing before); an error that was reported left nothing
 // behind; and a new process restores all.
-func TestFaults(t *testing.T) {
-	exhaustive(t)
+func TestLongFaults(t *testing.T) { faults(t, sample.Steps) }
+
+func faults(t *testing.T, steps steps) {
+	t.Helper()
 	root(t)
-	allFaults(t, append(faultOriginals(), locked), operations) // TestPowerLoss copies files, and no copy has the attribute
+	allFaults(t, steps, append(faultOriginals(), locked), operations) // TestPowerLoss copies files, and no copy has the attribute
 }
 
-// TestFaultsInPlace is TestFaults of a file that can only be overwritten.
-func TestFaultsInPlace(t *testing.T) {
-	exhaustive(t)
+// TestFaultsInPlace is TestLongFaultsInPlace with some of the calls.
+func TestFaultsInPlace(t *testing.T) { faultsInPlace(t, some) }
+
+// TestLongFaultsInPlace is TestLongFaults of a file that can only be overwritten.
+func TestLongFaultsInPlace(t *testing.T) { faultsInPlace(t, sample.Steps) }
+
+func faultsInPlace(t *testing.T, steps steps) {
+	t.Helper()
 	if !inMountNamespace(t) {
 		return
 	}
 	// Nobody can rename a file to a mount point, or remove it.
 	possible := slices.DeleteFunc(slices.Clone(operations), func(o operation) bool { return o.foreign || o.missing })
-	allFaults(t, []originalCase{mounted, mountedLong}, possible)
+	allFaults(t, steps, []originalCase{mounted, mountedLong}, possible)
 }
 
-func allFaults(t *testing.T, list []originalCase, operations []operation) {
+func allFaults(t *testing.T, steps steps, list []originalCase, operations []operation) {
 	t.Helper()
 	points, kills := 0, 0
 	for _, oc := range list {
@@ -155,9 +174,10 @@ func allFaults(t *testing.T, list []originalCase, operations []operation) {
 			}
 			for _, op := range operations {
 				t.Run(oc.name+"/"+way.name+"/"+op.name, func(t *testing.T) {
+					next := steps(t)
 					for _, mode := range faultModes {
 						for _, errno := range errnos(mode) {
-							for at := 1; ; at++ {
+							for at := next(); ; at += next() {
 								f := fault{oc, op, mode, at, errno, way.unsupported}
 								more, killed := f.run(t)
 								if !more {
@@ -294,10 +314,16 @@ func newFastHost(t testing.TB) host {
 	return h
 }
 
-// TestKillAtSteps walks the named steps and checks that each is there.
-func TestKillAtSteps(t *testing.T) {
-	exhaustive(t)
+// TestKillAtSteps is TestLongKillAtSteps with some of the steps.
+func TestKillAtSteps(t *testing.T) { killAtSteps(t, some) }
+
+// TestLongKillAtSteps walks the named steps and checks that each is there.
+func TestLongKillAtSteps(t *testing.T) { killAtSteps(t, sample.Steps) }
+
+func killAtSteps(t *testing.T, steps steps) {
+	t.Helper()
 	root(t)
+	next := steps(t)
 	want := map[string][]string{
 		"takeover": {"A1", "A4", "A6", "A7", "A8"},
 		"converge": {"A1", "A4", "A6", "A7", "A8"},
@@ -308,11 +334,15 @@ func TestKillAtSteps(t *testing.T) {
 		"suspend":  {"D1", "D2", "D3"},
 		"rebuild":  {"D1", "D2", "D3", "D6"},
 	}
-	points := 0
+	points, skip := 0, next()
 	for _, oc := range originals {
 		for _, op := range operations {
 			for _, step := range want[op.name] {
 				for _, when := range []string{"before", "after"} {
+					if skip--; skip > 0 {
+						continue
+					}
+					skip = next()
 					h := newFastHost(t)
 					oc.make(t, h)
 					before := op.prepare(t, h)
@@ -340,11 +370,16 @@ func TestKillAtSteps(t *testing.T) {
 	t.Logf("named steps: %d points covered", points)
 }
 
-// TestPowerLoss copies the tree before every call, empties in the copy what was
+// TestPowerLoss is TestLongPowerLoss with some of the calls.
+func TestPowerLoss(t *testing.T) { powerLoss(t, some) }
+
+// TestLongPowerLoss copies the tree before every call, empties in the copy what was
 // not synced yet, and restores from the copy. Inodes and dates of creation are
 // other ones there, as after a restore of a backup.
-func TestPowerLoss(t *testing.T) {
-	exhaustive(t)
+func TestLongPowerLoss(t *testing.T) { powerLoss(t, sample.Steps) }
+
+func powerLoss(t *testing.T, steps steps) {
+	t.Helper()
 	root(t)
 	points := 0
 	for _, oc := range faultOriginals() {
@@ -356,8 +391,14 @@ func TestPowerLoss(t *testing.T) {
 				snaps := filepath.Dir(h.root)
 				var dirs []string
 				var calls []string
+				next := steps(t)
+				skip := next()
 				ffs := &faultfs.FS{Under: hostfs.OS(), NoSync: true}
 				snap := func(call int, op, name string) {
+					if skip--; skip > 0 {
+						return
+					}
+					skip = next()
 					dir := filepath.Join(snaps, fmt.Sprint(call))
 					if out, err := exec.Command("cp", "-a", h.root, dir).CombinedOutput(); err != nil {
 						t.Fatalf("cp: %v: %s", err, out)

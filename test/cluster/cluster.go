@@ -82,9 +82,13 @@ type Cluster struct {
 	kubelet                             *kubelet
 }
 
-// Start runs a cluster in a lab for a test, until the test ends.
+// Start runs a cluster in a lab for a test, until the test ends. By its name `make test` leaves the test to
+// `make test-cluster` or `make test-long`: it runs where nobody has built Kubernetes.
 func Start(tb testing.TB, l *lab.Lab, options Options) *Cluster {
 	tb.Helper()
+	if !strings.HasPrefix(tb.Name(), "TestKube") && !strings.HasPrefix(tb.Name(), "TestLong") {
+		tb.Fatal("a test that runs a real cluster must have a name that begins with TestKube or TestLong")
+	}
 	ctx, cancel := context.WithTimeout(tb.Context(), 2*time.Minute)
 	defer cancel()
 	c, err := New(ctx, l, options)

@@ -19,6 +19,7 @@ func (h *host) shell(script string) result {
 
 // TestNoRoomForTheJournal: what can't be recorded is not done, and the attempt ends.
 func TestNoRoomForTheJournal(t *testing.T) {
+	t.Parallel()
 	for name, mount := range map[string]string{
 		"full":      "mount -t tmpfs -o size=4k none /var/lib && { dd if=/dev/zero of=/var/lib/x bs=4k count=2 2>/dev/null || true; }",
 		"read-only": "mount -t tmpfs -o ro none /var/lib",
@@ -60,6 +61,7 @@ func TestRelativePaths(t *testing.T) {
 
 // TestBrokenConfig: a file that has come to have a fault is no reason not to look, or to leave the host as it is.
 func TestBrokenConfig(t *testing.T) {
+	t.Parallel()
 	const file = "/run/c.yaml"
 	for name, script := range map[string]string{
 		"no YAML":     "echo 'zones: [' >",
@@ -70,7 +72,6 @@ func TestBrokenConfig(t *testing.T) {
 		"FIFO":        "mkfifo",
 	} {
 		t.Run(name, func(t *testing.T) {
-			t.Parallel()
 			h := raise(t, lab.Options{})
 			before := h.snapshot()
 			must(t, h.Host(), "sh", "-ec", "printf 'runDir: /run/other\nlinger: 0s\n' >"+file)

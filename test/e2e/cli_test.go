@@ -131,7 +131,6 @@ func shell(do, undo string) func(h *host) func() {
 }
 
 func TestWrongUsage(t *testing.T) {
-	t.Parallel() // it waits more than it works
 	h := raise(t, lab.Options{NoServers: true})
 	var list []refusal
 	for _, test := range []struct {
@@ -195,7 +194,6 @@ func TestWrongUsage(t *testing.T) {
 
 // TestRefusedAttach: everything that can be wrong with the host or the cluster.
 func TestRefusedAttach(t *testing.T) {
-	t.Parallel() // it waits more than it works
 	h := raise(t, lab.Options{})
 	nobody := []string{"setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"}
 	const kubeconfig = "/run/kubeconfig"

@@ -13,6 +13,7 @@ import (
 
 // TestDeadDaemon: the host keeps resolving, over UDP, while its daemon is stopped or killed.
 func TestDeadDaemon(t *testing.T) {
+	t.Parallel()
 	for _, signal := range []string{"STOP", "KILL"} {
 		t.Run(signal, func(t *testing.T) {
 			h := raise(t, lab.Options{})

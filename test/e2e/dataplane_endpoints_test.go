@@ -54,6 +54,7 @@ func (h *host) steers(server netip.AddrPort, want string) {
 
 // TestEndpointDies: one of two endpoints goes, under a steady load, and comes back.
 func TestEndpointDies(t *testing.T) {
+	t.Parallel()
 	const second = lab.CoreDNS1v4 + ":53"
 	for _, fault := range []struct {
 		name        string
@@ -382,7 +383,7 @@ func TestEndpointRouteChanges(t *testing.T) {
 // TestRouteChangesAfterFlood: the kernel drops events of a listener that does not keep up. Such a one must look at
 // everything again, and not go deaf.
 func TestRouteChangesAfterFlood(t *testing.T) {
-	h := raise(t, lab.Options{})
+	h := raiseAlone(t, lab.Options{})
 	pod := h.CoreDNS(0).Node()
 	h.cable(h.Host(), "vsecond", pod, "eth1")
 	sh(t, h.Host(), "ip address add 10.99.0.1/32 dev vsecond")
@@ -517,7 +518,7 @@ func TestEndpointLinkLocal(t *testing.T) {
 
 // TestBusyLastEndpoint: one that answers clients and is too slow for probes is no dead one, if there is no other.
 func TestBusyLastEndpoint(t *testing.T) {
-	h := raise(t, lab.Options{})
+	h := raiseAlone(t, lab.Options{})
 	r := respond(t, h.Pod("app"), lab.App4+":53", "172.21.0.88")
 	h.attach(endpoint(lab.App4), ranges)
 	l := startLoad(t, h.Host(), hostDNS, lab.Backend, "172.21.0.88", 5*time.Millisecond)

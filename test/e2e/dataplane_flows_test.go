@@ -19,6 +19,7 @@ const flowSlots = 16384
 
 // TestNATPorts looks at the source ports of steered queries as the endpoint sees them.
 func TestNATPorts(t *testing.T) {
+	t.Parallel()
 	for _, ephemeral := range [][2]uint16{{32768, 60999}, {10000, 40000}} {
 		t.Run(fmt.Sprint(ephemeral), func(t *testing.T) {
 			h := raise(t, lab.Options{HostSysctls: map[string]string{

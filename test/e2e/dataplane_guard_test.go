@@ -219,6 +219,7 @@ func TestGuard(t *testing.T) {
 // TestGuardServiceAddress: the guard is about the KubeSwitch address. With --pods the cluster's DNS address is one more
 // that is intercepted, and a pod of a worker, whose address is in no subnet of the interface, asks it through this host.
 func TestGuardServiceAddress(t *testing.T) {
+	t.Parallel()
 	// With the setting off, the rules see a packet only after our programs, as they do on an interface that is no bridge.
 	for _, bridged := range []string{"0", "1"} {
 		t.Run("bridge-nf-call-iptables="+bridged, func(t *testing.T) {

@@ -94,6 +94,7 @@ func TestIPOptions(t *testing.T) {
 
 // TestPodsIPv6 is TestPods with the other IP version.
 func TestPodsIPv6(t *testing.T) {
+	t.Parallel()
 	for _, pattern := range []string{"cni0", "v*"} {
 		t.Run(pattern, func(t *testing.T) {
 			h := raise(t, lab.Options{})

@@ -26,11 +26,11 @@ func pods(patterns ...string) []string {
 
 // TestPods asks from a pod on the bridge that CoreDNS is on, with and without the machinery that a cluster has there.
 func TestPods(t *testing.T) {
+	t.Parallel()
 	for _, pattern := range []string{"cni0", "v*"} {
 		for _, bridged := range []string{"0", "1"} {
 			for _, rules := range []bool{false, true} {
 				t.Run(fmt.Sprintf("%s bridged=%s rules=%v", pattern, bridged, rules), func(t *testing.T) {
-					t.Parallel()
 					h := raise(t, lab.Options{})
 					if err := h.Host().SetSysctl(callIPTables, bridged); errors.Is(err, os.ErrNotExist) {
 						t.Skip("no br_netfilter in this kernel")
@@ -114,6 +114,7 @@ func (h *host) podQueries(translatedFirst, rules, whole bool) {
 // TestPodsAtKubeSwitchAddress: whether a pod may ask at the KubeSwitch address is decided by its source, wherever its
 // query is intercepted. Without --pods the forwarder turns it away.
 func TestPodsAtKubeSwitchAddress(t *testing.T) {
+	t.Parallel()
 	for _, pattern := range []string{"", "cni0", "v*"} {
 		t.Run("pods="+pattern, func(t *testing.T) {
 			h := raise(t, lab.Options{})

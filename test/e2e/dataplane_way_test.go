@@ -30,6 +30,7 @@ func (h *host) severed(address string, want bool) {
 // TestKernelWayBroken: an endpoint answers the stack, and what is steered to it is lost. The forwarder asks it then, and when
 // the way is mended it is steered to again.
 func TestKernelWayBroken(t *testing.T) {
+	t.Parallel()
 	const first = lab.CoreDNS0v4 + ":53"
 	for _, fault := range []struct {
 		name        string

@@ -121,7 +121,6 @@ func TestDoctorWell(t *testing.T) {
 
 // TestDoctorFinds breaks one thing after the other on a host that is not attached.
 func TestDoctorFinds(t *testing.T) {
-	t.Parallel() // it waits more than it works
 	h := raise(t, lab.Options{NoServers: true})
 	for _, test := range []struct {
 		name          string
@@ -194,7 +193,6 @@ func (h *host) eventuallyFinding(check, result string, says ...string) {
 
 // TestDoctorProcesses: what other programs do that run on the host.
 func TestDoctorProcesses(t *testing.T) {
-	t.Parallel() // it waits more than it works
 	h := raise(t, lab.Options{NoServers: true})
 	t.Run("port 53 is dnsmasq's", func(t *testing.T) {
 		h := h.in(t)
@@ -404,7 +402,6 @@ func TestAttachOverrideImmutable(t *testing.T) {
 
 // TestAttachFromOtherMounts: a process that has mounts of its own would change its own view only.
 func TestAttachFromOtherMounts(t *testing.T) {
-	t.Parallel() // it waits more than it works
 	h := raise(t, lab.Options{})
 	must(t, h.Host(), "mkdir", "-p", "/run/mount") // mount makes it, and leaves it
 	before := h.snapshot()

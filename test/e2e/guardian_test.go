@@ -112,6 +112,7 @@ func (h *host) problem(text string) {
 
 // TestGuardian: whatever kills the daemon, the file is what it was, and soon.
 func TestGuardian(t *testing.T) {
+	t.Parallel()
 	for _, original := range []int{0, 3} {
 		t.Run(originals[original].name, func(t *testing.T) {
 			h := raise(t, lab.Options{})
@@ -493,6 +494,7 @@ func TestKilledAtManySteps(t *testing.T) {
 
 // TestRestoreAnywhere: what restore can do without.
 func TestRestoreAnywhere(t *testing.T) {
+	t.Parallel()
 	for _, test := range []struct{ name, fault, before, end string }{
 		{"network and cluster", "", "unshare --net ", ""},
 		{"read-only state directory", "mount --bind /var/lib /var/lib; mount -o remount,ro,bind /var/lib", "", "umount /var/lib"},

@@ -43,13 +43,35 @@ type host struct {
 	binary string
 }
 
+// raise raises a lab for a test that runs beside others: a lab is a world of its own.
 func raise(t *testing.T, options lab.Options) *host {
+	t.Helper()
+	t.Parallel()
+	return raiseAlone(t, options)
+}
+
+// raiseAlone is raise for a test that needs the machine for itself, since it loads it or counts what must not be lost.
+func raiseAlone(t *testing.T, options lab.Options) *host {
 	t.Helper()
 	binary, err := lab.Binary()
 	if err != nil {
 		t.Fatal(err)
 	}
 	return &host{Lab: lab.Start(t, options), t: t, binary: binary}
+}
+
+// share is how many of the cases of a long test are run: all, or one in K2S_SAMPLE where CI has less time.
+func share(t *testing.T, cases int) int {
+	t.Helper()
+	text := os.Getenv("K2S_SAMPLE")
+	if text == "" {
+		return cases
+	}
+	n, err := strconv.Atoi(text)
+	if err != nil || n < 1 {
+		t.Fatalf("K2S_SAMPLE is %q: want a number from 1", text)
+	}
+	return max(1, cases/n)
 }
 
 // in is the same host for a subtest.
@@ -302,15 +324,14 @@ func eventuallyIn(t *testing.T, limit time.Duration, what string, check func() e
 	t.Helper()
 	deadline := time.NewTimer(limit)
 	defer deadline.Stop()
-	poll := time.NewTicker(5 * time.Millisecond)
-	defer poll.Stop()
-	for {
+	// Ever longer: most checks run a program, and tests that wait must not take the processors from those that work.
+	for pause := 5 * time.Millisecond; ; pause = min(2*pause, 100*time.Millisecond) {
 		err := check()
 		if err == nil {
 			return
 		}
 		select {
-		case <-poll.C:
+		case <-time.After(pause):
 		case <-deadline.C:
 			t.Fatalf("waited %s until %s: %v", limit, what, err)
 		}

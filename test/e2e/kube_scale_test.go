@@ -16,13 +16,8 @@ import (
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/test/lab"
 )
 
-// Sizes of a large cluster.
-const (
-	manyServices = 10_000
-	manySlices   = 1_000
-	// maxResident is what the daemon may keep in memory beside them, in KiB.
-	maxResident = 60 << 10
-)
+// maxResident is what the daemon may keep in memory beside a large cluster, in KiB.
+const maxResident = 60 << 10
 
 // resident is the memory of a process, in KiB, now and at its highest.
 func (h *host) resident(pid int) (now, peak int) {
@@ -42,8 +37,9 @@ func (h *host) resident(pid int) (now, peak int) {
 	return field("VmRSS"), field("VmHWM")
 }
 
-// TestScale attaches beside ten thousand Services and a thousand slices, most of which are none of the daemon's business.
-func TestScale(t *testing.T) {
+// TestLongScale attaches beside ten thousand Services and a thousand slices, most of which are none of the daemon's business.
+func TestLongScale(t *testing.T) {
+	manyServices, manySlices := share(t, 10_000), share(t, 1_000)
 	h, c := onCluster(t, cluster.Options{})
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Minute)
 	defer cancel()

@@ -17,11 +17,11 @@ import (
 // discovered are the arguments of an attach that finds its endpoints in the lab's cluster.
 var discovered = []string{"--kubeconfig", cluster.HostKubeconfig}
 
-// TestPodsBesideKubeProxy is TestPods with the rules of a real kube-proxy, and the addresses of a real apiserver.
-func TestPodsBesideKubeProxy(t *testing.T) {
+// TestKubePodsBesideKubeProxy is TestPods with the rules of a real kube-proxy, and the addresses of a real apiserver.
+func TestKubePodsBesideKubeProxy(t *testing.T) {
+	t.Parallel()
 	for _, mode := range []cluster.ProxyMode{cluster.ProxyNFTables, cluster.ProxyIPTables} {
 		t.Run(string(mode), func(t *testing.T) {
-			t.Parallel()
 			h := raise(t, lab.Options{})
 			c := cluster.Start(t, h.Lab, cluster.Options{Proxy: mode})
 			if err := c.CreateDNS(t.Context()); err != nil {

@@ -350,6 +350,7 @@ func TestNoKubeSwitch(t *testing.T) {
 
 // TestPortTaken: a server that has one protocol only, or all addresses, and what to do about it.
 func TestPortTaken(t *testing.T) {
+	t.Parallel()
 	t.Run("everywhere", func(t *testing.T) {
 		h := raise(t, lab.Options{})
 		s, err := h.SiteDnsmasq(t.Context())

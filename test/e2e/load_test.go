@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
-	"os"
 	"regexp"
 	"strconv"
 	"strings"
@@ -16,23 +15,15 @@ import (
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/test/lab"
 )
 
-// manyQueries is how many dnsperf sends. K2S_E2E_QUERIES sets another number.
-const manyQueries = 1_000_000
+// TestManyQueries: of many steered queries none is lost and none gets an answer of another kind.
+func TestManyQueries(t *testing.T) { manyQueries(t, 20_000) }
 
-// TestManyQueries: a million steered queries, of which none is lost and none gets an answer of another kind.
-func TestManyQueries(t *testing.T) {
-	want := manyQueries
-	if testing.Short() {
-		want = manyQueries / 10
-	}
-	if text := os.Getenv("K2S_E2E_QUERIES"); text != "" {
-		n, err := strconv.Atoi(text)
-		if err != nil {
-			t.Fatalf("K2S_E2E_QUERIES: %v", err)
-		}
-		want = n
-	}
-	h := raise(t, lab.Options{})
+// TestLongManyQueries is TestManyQueries with a million.
+func TestLongManyQueries(t *testing.T) { manyQueries(t, share(t, 1_000_000)) }
+
+func manyQueries(t *testing.T, want int) {
+	t.Helper()
+	h := raiseAlone(t, lab.Options{})
 	h.attach()
 	// Ten names, one of which does not exist: a share of answers to tell apart by their rcode.
 	list := fmt.Sprintf("%s A\n%s AAAA\n%s A\n%s A\nh1.%s A\n_http._tcp.%s SRV\n20.0.21.172.in-addr.arpa. PTR\ndns-version.cluster.local. TXT\n%s A\nmissing.default.svc.cluster.local. A\n",
@@ -96,7 +87,7 @@ func TestManyQueries(t *testing.T) {
 // TestPairs is T20: A and AAAA at once from one socket, as glibc asks, 10,000 times, beside connection tracking and
 // NAT rules. There each of the pairs that lose the race for a conntrack entry costs five seconds.
 func TestPairs(t *testing.T) {
-	h := raise(t, lab.Options{})
+	h := raiseAlone(t, lab.Options{})
 	if err := h.LoadKubeProxyLikeRules(t.Context()); err != nil {
 		t.Fatal(err)
 	}

@@ -14,9 +14,6 @@ import (
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/test/lab"
 )
 
-// gapCycles is how often TestNoGap attaches and detaches.
-const gapCycles = 50
-
 // looker is a program that looks names up at a steady rate, for as long as the test goes.
 type looker struct {
 	name   string
@@ -90,13 +87,19 @@ func endLookers(t *testing.T, lookers []*looker) (sum, failed int, longest time.
 
 // TestNoGap: programs of every kind look names up while the host is attached and detached again and again, and at last
 // stays detached until the daemon has lingered. No lookup fails.
-func TestNoGap(t *testing.T) {
-	h := raise(t, lab.Options{})
+func TestNoGap(t *testing.T) { noGap(t, 5) }
+
+// TestLongNoGap is TestNoGap with fifty cycles.
+func TestLongNoGap(t *testing.T) { noGap(t, share(t, 50)) }
+
+func noGap(t *testing.T, cycles int) {
+	t.Helper()
+	h := raiseAlone(t, lab.Options{})
 	before := h.snapshot()
 	lookers := h.lookers()
 	begin := time.Now()
 	var attach, detach []time.Duration
-	for range gapCycles {
+	for range cycles {
 		r := h.run(attachArgs()...)
 		if r.code != 0 || !strings.HasPrefix(r.stdout, "attached: ") {
 			t.Fatal(r)
@@ -107,7 +110,7 @@ func TestNoGap(t *testing.T) {
 		}
 		detach = append(detach, r.took)
 	}
-	cycles := time.Since(begin)
+	cycling := time.Since(begin)
 	h.lingered()
 	total := time.Since(begin)
 
@@ -118,7 +121,7 @@ func TestNoGap(t *testing.T) {
 	slices.Sort(attach)
 	slices.Sort(detach)
 	t.Logf("%d cycles in %s: %d lookups, %.0f per second, the longest took %s; median of attach %s, of detach %s",
-		gapCycles, cycles.Round(time.Second), sum, float64(sum)/total.Seconds(), longest, attach[gapCycles/2], detach[gapCycles/2])
+		cycles, cycling.Round(time.Second), sum, float64(sum)/total.Seconds(), longest, attach[cycles/2], detach[cycles/2])
 	if float64(sum) < 100*total.Seconds() {
 		t.Errorf("only %d lookups in %s", sum, total)
 	}

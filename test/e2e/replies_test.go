@@ -175,7 +175,6 @@ var lies = []struct {
 // TestForgedReplies: whatever an endpoint or its neighbour sends, an asker gets the answer to what it asked, once, and
 // from the address that it asked.
 func TestForgedReplies(t *testing.T) {
-	t.Parallel() // it waits more than it works
 	h := raise(t, lab.Options{})
 	l := newLiar(t, h)
 	h.attach([]string{"--dns-endpoint", lab.CoreDNS0v4})

@@ -94,6 +94,7 @@ func (h *host) read(path string) string {
 
 // TestForeignChange: somebody changes the file while we are attached, in each way that there is.
 func TestForeignChange(t *testing.T) {
+	t.Parallel()
 	const put = "printf '" + `nameserver 192.0.2.54\n` + "' "
 	adopted := "theirs is the original now"
 	for _, c := range []struct {
@@ -145,7 +146,6 @@ func TestForeignChange(t *testing.T) {
 		},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			t.Parallel()
 			h := raise(t, lab.Options{})
 			mtime, inode := h.stamp(resolvConf)
 			h.attach()
@@ -196,7 +196,6 @@ func TestForeignChange(t *testing.T) {
 
 // TestForeignMount: a mount over the file can't be taken over. It is told of, followed, and gone when it is gone.
 func TestForeignMount(t *testing.T) {
-	t.Parallel()
 	h := raise(t, lab.Options{})
 	before := h.snapshot()
 	h.attach()
@@ -231,7 +230,6 @@ func TestForeignMount(t *testing.T) {
 // TestForeignChangeInPieces: a DHCP client that deletes the file, pauses, writes half of it, pauses, and
 // writes the rest. Nobody is without an answer, and only the whole file counts.
 func TestForeignChangeInPieces(t *testing.T) {
-	t.Parallel()
 	h := raise(t, lab.Options{})
 	h.attach()
 	stop, ended := make(chan struct{}), make(chan struct{})
@@ -295,7 +293,6 @@ func TestForeignChangeContended(t *testing.T) {
 		{"in place", "echo nameserver 192.0.2.54 >/etc/resolv.conf"},
 	} {
 		t.Run(way.name, func(t *testing.T) {
-			t.Parallel()
 			h := raise(t, lab.Options{})
 			h.attach()
 			pid := h.healthy().PID
@@ -371,7 +368,6 @@ func TestForeignChangeContended(t *testing.T) {
 // TestForeignChangeYield: with the setting, what somebody writes stays, and so it does at a detach, which says how to
 // have the earlier one.
 func TestForeignChangeYield(t *testing.T) {
-	t.Parallel()
 	h := raise(t, lab.Options{})
 	h.attach(endpoints, ranges, []string{"--on-foreign-change", "yield"})
 	write := func() {
@@ -416,7 +412,6 @@ func TestForeignChangeYield(t *testing.T) {
 // of ours, whether the edit was noticed before or not.
 func TestForeignChangeByHand(t *testing.T) {
 	const edit = "sed -i 's/^nameserver 127.0.0.1/nameserver 192.0.2.54/' /etc/resolv.conf"
-	t.Parallel()
 	h := raise(t, lab.Options{})
 	must(t, h.Host(), "sh", "-c", "echo '# by hand' >>/etc/resolv.conf")
 	for _, noticed := range []bool{true, false} {
@@ -440,7 +435,6 @@ func TestForeignChangeByHand(t *testing.T) {
 // TestForeignChangeUndone: a VPN client saves the file that it finds, which is ours, and puts it back when it ends. Its
 // own servers must not stay, whichever of the two ends first.
 func TestForeignChangeUndone(t *testing.T) {
-	t.Parallel()
 	h := raise(t, lab.Options{})
 	for _, back := range []string{"cat /run/saved >/etc/resolv.conf", "cp /run/saved /etc/new; mv /etc/new /etc/resolv.conf"} {
 		h.attach()
@@ -475,7 +469,6 @@ func TestForeignChangeUndone(t *testing.T) {
 // TestResolverTarget: what is behind the host's link changes while we are attached. Its servers count, and our file is
 // not touched for that; only a new search list changes it.
 func TestResolverTarget(t *testing.T) {
-	t.Parallel()
 	h := raise(t, lab.Options{})
 	must(t, h.Host(), "sh", "-ec", `
 		mkdir -p /run/site/a /run/site/b
@@ -544,7 +537,6 @@ func TestResolverTarget(t *testing.T) {
 
 // TestResolverObserved: a file that is not taken over is followed, too.
 func TestResolverObserved(t *testing.T) {
-	t.Parallel()
 	h := raise(t, lab.Options{})
 	h.attach(endpoints, ranges, []string{"--resolver", "none"})
 	must(t, h.Host(), "sh", "-ec", "echo nameserver 192.0.2.54 >/etc/new; mv /etc/new /etc/resolv.conf")
@@ -565,7 +557,6 @@ func TestResolverObserved(t *testing.T) {
 
 // TestResolverFallback: the servers that the kernel sends names outside to while the daemon is dead are the new ones.
 func TestResolverFallback(t *testing.T) {
-	t.Parallel()
 	h := raise(t, lab.Options{})
 	h.attach()
 	must(t, h.Host(), "sh", "-ec", "echo nameserver 192.0.2.54 >/etc/new; mv /etc/new /etc/resolv.conf")

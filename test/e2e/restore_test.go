@@ -46,10 +46,10 @@ func (h *host) works() {
 
 // TestEverythingIsPutBack: after a detach nothing of the attach is left, whatever happened in between.
 func TestEverythingIsPutBack(t *testing.T) {
+	t.Parallel()
 	again := attachArgs()
 	for _, original := range originals {
 		t.Run(original.name, func(t *testing.T) {
-			t.Parallel()
 			h := raise(t, lab.Options{})
 			// Somebody else's program, settings and pins: they are none of ours to remove.
 			must(t, h.Host(), "sh", "-ec", original.script+"\nmkdir /sys/fs/bpf/other; echo keep >/var/lib/other; tc qdisc add dev cni0 clsact")

@@ -276,7 +276,7 @@ func (s site) raise(t *testing.T) *stage {
 			attempts = v
 		}
 	}
-	h := raise(t, lab.Options{NoServers: true, HostResolvConf: conf + options})
+	h := raiseAlone(t, lab.Options{NoServers: true, HostResolvConf: conf + options})
 	if err := h.CoreDNS(0).Start(t.Context()); err != nil {
 		t.Fatal(err)
 	}

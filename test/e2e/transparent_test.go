@@ -104,6 +104,7 @@ func inCluster(l lookup) bool {
 
 // TestTransparent: the host keeps its resolver, which hears nothing of the cluster from then on.
 func TestTransparent(t *testing.T) {
+	t.Parallel()
 	for _, c := range []struct {
 		name  string
 		start func(h *host) hostResolver
@@ -282,6 +283,7 @@ func TestTransparentSplitDNS(t *testing.T) {
 // TestTransparentNoEndpoint: a query that no endpoint can be steered to for is answered by the kernel, at once. The
 // resolver, which would ask outside, does not hear of it.
 func TestTransparentNoEndpoint(t *testing.T) {
+	t.Parallel()
 	for _, c := range []struct {
 		name      string
 		endpoints []string

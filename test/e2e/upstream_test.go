@@ -18,7 +18,6 @@ import (
 // TestClusterNamesNeverLeave: without any CoreDNS a name in the cluster fails, soon and with the reason; the external
 // servers never hear of it.
 func TestClusterNamesNeverLeave(t *testing.T) {
-	t.Parallel() // it waits more than it works
 	h := raise(t, lab.Options{LogQueries: true})
 	names := []string{lab.Backend, "cluster.local.", "missing.default.svc.cluster.local.", "20.0.21.172.in-addr.arpa.", strings.ToUpper(lab.Kubernetes)}
 	for _, mode := range [][]string{nil, {"--no-bpf"}} {
@@ -90,7 +89,6 @@ func TestClusterNamesNeverLeave(t *testing.T) {
 
 // TestOneCoreDNSDead: a client that tries again gets its answer, and TCP needs no second try.
 func TestOneCoreDNSDead(t *testing.T) {
-	t.Parallel() // it waits more than it works
 	h := raise(t, lab.Options{})
 	h.attach()
 	if err := h.CoreDNS(1).Kill(t.Context()); err != nil {
@@ -118,7 +116,6 @@ func TestOneCoreDNSDead(t *testing.T) {
 // TestUpstreams: names outside are asked of the former servers, in their order, and of the next when one is silent or
 // gone.
 func TestUpstreams(t *testing.T) {
-	t.Parallel() // it waits more than it works
 	h := raise(t, lab.Options{})
 	h.attach()
 	which := func(node *lab.Node, server netip.AddrPort) string {

@@ -38,6 +38,7 @@ var rooms = map[string][]string{
 	"pkg/internal/errno":       {},
 	"pkg/internal/pktgen":      {},
 	"pkg/internal/safefile":    {},
+	"pkg/internal/sample":      {},
 	"pkg/internal/say":         {},
 	"pkg/netdev":               {},
 	"pkg/plan":                 {"pkg/config", "pkg/discovery", "pkg/status"},

@@ -1,7 +1,0 @@
-//go:build !race
-
-package resolvconf
-
-import "testing"
-
-func exhaustive(t *testing.T) { t.Helper() }
