@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"net/netip"
 	"path/filepath"
+	"slices"
 	"time"
 
 	"go.uber.org/zap"
@@ -18,6 +19,7 @@ import (
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/discovery"
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/forwarder"
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/host"
+	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/plan"
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/resolvconf"
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/state"
 )
@@ -25,23 +27,24 @@ import (
 // attach is the whole way up: check, load, listen, discover, attach, test, and the resolver last, so that no program
 // is ever pointed at something that does not answer.
 func (d *Daemon) attach(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, d.config.Wait)
+	c := d.now.config
+	ctx, cancel := context.WithTimeout(ctx, c.Wait)
 	defer cancel()
 
-	snapshot, err := d.check(ctx)
-	if err != nil {
+	if err := d.check(ctx); err != nil {
 		return err
 	}
 	if err := d.begin(); err != nil {
 		return err
 	}
-	if d.config.Resolver == config.ResolverTakeover {
-		d.guard = startGuard(d.config, d.log)
+	if c.Resolver == config.ResolverTakeover {
+		d.guard = startGuard(c, d.log)
 	}
-	if err := d.load(); err != nil {
+	if err := d.host.Load(); err != nil {
 		return err
 	}
-	if err := d.program(snapshot); err != nil {
+	d.datapath = d.host.Datapath()
+	if err := d.enter(d.now.clone()); err != nil {
 		return err
 	}
 	if err := d.selfTest(ctx); err != nil {
@@ -54,121 +57,139 @@ func (d *Daemon) attach(ctx context.Context) error {
 		if err := d.guard.await(ctx); err != nil {
 			return err
 		}
-		if err := d.resolver.TakeOver(d.takeOver()); err != nil {
+		if err := d.resolver.TakeOver(takeOver(c)); err != nil {
 			return err
 		}
 	}
-	d.started = time.Now()
+	d.now.started = time.Now()
+	d.publish()
 	return nil
 }
 
 // check reads and judges everything, and binds the sockets, which nobody sees until they are asked, or takes them over
 // from a daemon that lingers. It changes nothing on the host.
-func (d *Daemon) check(ctx context.Context) (discovery.Snapshot, error) {
-	var none discovery.Snapshot
-	if err := d.findListeners(); err != nil {
-		return none, err
-	}
-	if d.config.BPF {
-		if err := datapath.CheckPinDir(d.config.BPFFS); err != nil {
-			return none, err
+func (d *Daemon) check(ctx context.Context) (err error) {
+	s := &d.now
+	d.host = host.New(s.config, d.journal, d.log)
+	if s.config.BPF {
+		if err := datapath.CheckPinDir(s.config.BPFFS); err != nil {
+			return err
 		}
 	}
 	if err := d.openForwarder(ctx); err != nil {
-		return none, err
+		return err
 	}
 	if err := d.inspectResolver(); err != nil {
-		return none, err
-	}
-	var err error
-	if d.routing, err = d.newRouting(d.config); err != nil {
-		return none, err
+		return err
 	}
 	if d.predecessor == nil {
 		// Before the first snapshot: names outside the cluster are answered from the first packet on.
-		if err := d.listenWith(ctx, discovery.Snapshot{}); err != nil {
-			return none, err
+		if err := d.listen(ctx); err != nil {
+			return err
 		}
 	}
-	d.routing.start(d.log)
-	snapshot, err := d.routing.source.WaitForSync(ctx)
-	if err == nil && d.predecessor != nil {
-		// Not before: until now its sockets are served by one who knows endpoints.
-		err = d.listenWith(ctx, snapshot)
+	if s.source, err = newSource(s.config, d.log); err != nil {
+		return err
 	}
-	return snapshot, err
+	if s.snapshot, err = s.source.WaitForSync(ctx); err == nil && d.predecessor != nil {
+		// Not before: until now its sockets are served by one who knows endpoints.
+		err = d.listen(ctx)
+	}
+	return err
 }
 
 // openForwarder makes the forwarder for those addresses that it can have, with the sockets of a daemon that lingers.
 func (d *Daemon) openForwarder(ctx context.Context) error {
-	sockets, addresses, err := d.inherit()
+	facts, err := host.LookAtListeners(d.now.config)
 	if err != nil {
 		return err
 	}
-	if err = d.avoidTaken(ctx, addresses); err == nil {
-		d.forwarder, err = forwarder.New(forwarder.Options{Listen: d.listen, MaxSockets: socketLimit(), Logger: d.log.Named("forwarder")})
+	sockets, inherited, err := d.inherit()
+	if err != nil {
+		return err
+	}
+	var listen []netip.AddrPort
+	if listen, err = d.freeAddresses(ctx, facts, inherited); err == nil {
+		d.forwarder, err = forwarder.New(forwarder.Options{Listen: listen, MaxSockets: socketLimit(), Logger: d.log.Named("forwarder")})
 	}
 	if err != nil {
 		return errors.Join(err, closeAll(sockets))
 	}
 	d.forwarder.Adopt(sockets)
+	d.now.desired.Listen = listen
 	return nil
 }
 
-// listenWith begins to forward, cluster names to the endpoints of a snapshot.
-func (d *Daemon) listenWith(ctx context.Context, snapshot discovery.Snapshot) error {
-	n, err := d.lookAround(snapshot)
+// listen begins to forward, cluster names to the endpoints that are known so far.
+func (d *Daemon) listen(ctx context.Context) error {
+	desired, err := d.plan(d.now)
 	if err != nil {
 		return err
 	}
-	if err := d.forwarder.SetRoutes(d.routes(n.zones, n.addresses(endpoint.lives), snapshot)); err != nil {
+	if err := d.forwarder.SetRoutes(forwarder.Routes(desired.Forward)); err != nil {
 		return err
 	}
 	return d.forwarder.Listen(ctx)
 }
 
+// listenAtMore serves addresses that have come since the attach.
+func (d *Daemon) listenAtMore(listen []netip.AddrPort) error {
+	served := d.forwarder.Addrs()
+	for _, address := range listen {
+		if slices.Contains(served, address) {
+			continue
+		}
+		if err := d.forwarder.Add(context.Background(), address); err != nil {
+			return err
+		}
+		d.log.Info("listening", zap.Stringer("address", address))
+	}
+	return nil
+}
+
 // inspectResolver looks at the resolver's state and judges whether it is fit for what is to be done with it.
 func (d *Daemon) inspectResolver() error {
-	own := d.ownAddresses()
-	if d.holder.name != "" && d.config.Resolver == config.ResolverTakeover {
+	s := &d.now
+	own := addresses(s.desired.Listen)
+	if s.holder.name != "" && s.config.Resolver == config.ResolverTakeover {
 		// Who has the port there asks the servers of the resolver file, and so us.
-		own = append(own, d.kubeSwitch)
+		own = append(own, plan.KubeSwitchAddress(s.config))
 	}
 	manager, err := resolvconf.New(resolvconf.Options{
-		Path: d.config.ResolvConf, StateDir: d.config.StateDir, Journal: d.journal,
+		Path: s.config.ResolvConf, StateDir: s.config.StateDir, Journal: d.journal,
 		Logger: d.log.Named("resolver"), Listen: own, Version: d.version,
 	})
 	if err != nil {
 		return err
 	}
 	d.resolver = manager
-	if d.inspection, err = manager.Inspect(); err != nil {
+	if s.inspection, err = manager.Inspect(); err != nil {
 		return err
 	}
-	if d.isTransparent() {
+	if plan.IsTransparent(s.config) {
 		return d.findResolvers()
 	}
-	if d.config.Resolver != config.ResolverTakeover {
+	if s.config.Resolver != config.ResolverTakeover {
 		return nil
 	}
-	return d.takeOver().Refused(d.inspection)
+	return takeOver(s.config).Refused(s.inspection)
 }
 
 // takeOver is what the resolver file is to be taken over with.
-func (d *Daemon) takeOver() resolvconf.TakeOver {
+func takeOver(c config.Config) resolvconf.TakeOver {
 	return resolvconf.TakeOver{
-		Nameservers:    []netip.Addr{loopback4},
-		UpstreamsGiven: len(d.config.Upstreams) > 0,
-		InPlace:        d.config.InPlace, OverrideImmutable: d.config.OverrideImmutable,
+		Nameservers:    []netip.Addr{plan.Loopback4},
+		UpstreamsGiven: len(c.Upstreams) > 0,
+		InPlace:        c.InPlace, OverrideImmutable: c.OverrideImmutable,
 	}
 }
 
-func (d *Daemon) ownAddresses() []netip.Addr {
-	own := make([]netip.Addr, 0, len(d.listen))
-	for _, address := range d.listen {
-		own = append(own, address.Addr())
+func addresses(servers []netip.AddrPort) []netip.Addr {
+	list := make([]netip.Addr, 0, len(servers))
+	for _, server := range servers {
+		list = append(list, server.Addr())
 	}
-	return own
+	return list
 }
 
 // begin opens the journal's new page. From here on the host is changed, and every change is recorded before.
@@ -181,7 +202,7 @@ func (d *Daemon) begin() error {
 
 // recordSettings begins a page of the journal with this daemon's settings and, of an attachment that goes on, its header.
 func (d *Daemon) recordSettings(header state.Header) error {
-	params, err := json.Marshal(d.config)
+	params, err := json.Marshal(d.now.config)
 	if err != nil {
 		return fmt.Errorf("encode settings for the journal: %w", err)
 	}
@@ -192,15 +213,15 @@ func (d *Daemon) recordSettings(header state.Header) error {
 // publishKubeletFile gives a kubelet on this host a file to hand to pods that does not point at our loopback address.
 // Without an upstream that a pod could reach there is nothing to publish, which is no reason not to attach.
 func (d *Daemon) publishKubeletFile() error {
-	upstreams := make([]netip.Addr, 0, len(d.routing.upstreams))
-	for _, upstream := range d.routing.upstreams {
-		if upstream.Port() == config.DNSPort {
-			upstreams = append(upstreams, upstream.Addr())
+	var upstreams []netip.Addr
+	for _, upstream := range d.now.desired.Fallback {
+		if upstream.Address.Port() == config.DNSPort {
+			upstreams = append(upstreams, upstream.Address.Addr())
 		}
 	}
 	_, err := resolvconf.PublishKubelet(resolvconf.Publish{
-		Path:      filepath.Join(d.config.StateDir, resolvconf.KubeletFile),
-		Upstreams: upstreams, Own: d.ownAddresses(), Base: d.inspection.File,
+		Path:      filepath.Join(d.now.config.StateDir, resolvconf.KubeletFile),
+		Upstreams: upstreams, Own: addresses(d.now.desired.Listen), Base: d.now.inspection.File,
 	})
 	if errors.Is(err, resolvconf.ErrNothingToPublish) {
 		d.log.Warn("no resolver file for pods", zap.Error(err))
@@ -209,10 +230,17 @@ func (d *Daemon) publishKubeletFile() error {
 	return err
 }
 
-// load loads the kernel programs, which steer nothing yet.
-func (d *Daemon) load() error {
-	d.host = host.New(d.config, d.journal, d.log)
-	err := d.host.Load()
-	d.datapath = d.host.Datapath()
-	return err
+// greet asks endpoints that are new, while those before them are in use: the neighbour is known then, and who has just
+// become ready has room for a first query before all come. It waits for a moment only, and judges nothing.
+func (d *Daemon) greet(ctx context.Context, snapshot discovery.Snapshot) {
+	next := d.now.clone()
+	next.snapshot = snapshot
+	desired, err := d.plan(next)
+	if err != nil {
+		return // the update says so
+	}
+	known := d.now.desired.Addresses(plan.Endpoint.Asked)
+	d.health.greet(ctx, slices.DeleteFunc(desired.Addresses(plan.Endpoint.Asked), func(address netip.AddrPort) bool {
+		return slices.Contains(known, address)
+	}), desired.Zones[0].Name)
 }

@@ -46,7 +46,7 @@ type peerKey struct{}
 
 // listenControl serves the report, to every user since it holds no secret, and takes new settings from root.
 func (d *Daemon) listenControl() (*http.Server, error) {
-	path := filepath.Join(d.config.RunDir, controlFile)
+	path := filepath.Join(d.now.config.RunDir, controlFile)
 	if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return nil, fmt.Errorf("remove stale control socket: %w", err)
 	}

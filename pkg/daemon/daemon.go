@@ -7,11 +7,11 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"net/netip"
 	"os"
 	"path/filepath"
 	"runtime/debug"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"go.uber.org/zap"
@@ -22,6 +22,7 @@ import (
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/forwarder"
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/host"
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/netdev"
+	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/plan"
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/resolvconf"
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/state"
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/status"
@@ -47,14 +48,10 @@ const (
 	stopTimeout = 10 * time.Second
 )
 
-var (
-	loopback4 = netip.AddrFrom4([4]byte{127, 0, 0, 1})
-	loopback6 = netip.IPv6Loopback()
-)
-
 // Daemon is one attachment of this host. Make it with New, use it with one call of Run.
+//
+// One goroutine, that of Run, changes what is attached. Others see what it published, and send it events.
 type Daemon struct {
-	config  config.Config
 	version string
 	log     *zap.Logger
 
@@ -64,34 +61,25 @@ type Daemon struct {
 	keeper    *resolvconf.Keeper // once attached
 	evidence  *evidence          // of the keeper
 	forwarder *forwarder.Server
+	looker    host.Looker
 	host      *host.Host
 	datapath  *datapath.Datapath // nil without BPF
+	health    *health
+	guard     *guard // nil where the resolver file is left alone
 
-	listen     []netip.AddrPort
-	kubeSwitch netip.Addr // this host's address on it; invalid: none
-	reloads    chan *reload
-	detaches   chan detaching
-
-	health *health
-	guard  *guard // nil where the resolver file is left alone
+	reloads  chan *reload
+	detaches chan detaching
 
 	predecessor *lingerer     // which the forwarder has its sockets from; nil without
 	linger      time.Duration // after the end, if a detach asked for that
 	lingering   *lingering
 
 	published published
+	seen      atomic.Pointer[attachment]
 
-	mu         sync.Mutex // guards config and what follows, which serve changes and reports read
-	inspection resolvconf.Inspection
-	routing    routing
-	snapshot   discovery.Snapshot
-	network    network
-	// resolvers are the host's own, on loopback, that queries are steered past. None but in transparent mode.
-	resolvers []netip.Addr
-	// holder is the other server at the KubeSwitch address, if it is shared.
-	holder   portHolder
-	started  time.Time
-	problems map[string]string // by what they concern
+	// For the goroutine of Run alone.
+	now       attachment
+	unclaimed time.Time // since when nobody has taken the port of a KubeSwitch address that came
 }
 
 // CheckPrivilege fails if this process can't change the host. The verb is the command that wants to.
@@ -108,10 +96,12 @@ const memoryLimit = 256 << 20
 
 // New prepares a Daemon and touches nothing. The configuration must be valid.
 func New(c config.Config, version string, log *zap.Logger) *Daemon {
-	return &Daemon{
-		config: c, version: version, log: log,
-		reloads: make(chan *reload), detaches: make(chan detaching), health: newHealth(), problems: make(map[string]string),
+	d := &Daemon{
+		version: version, log: log, reloads: make(chan *reload), detaches: make(chan detaching), health: newHealth(),
+		now: attachment{config: c, problems: make(map[plan.ProblemKind]string)},
 	}
+	d.publish()
+	return d
 }
 
 // Run attaches, calls ready with the report of that, serves until ctx ends or a detach is asked for, and detaches. After a
@@ -133,7 +123,7 @@ func (d *Daemon) run(ctx context.Context, ready func(status.Report)) (err error)
 
 	undoRedirect := discovery.RedirectKlog(d.log.Named("kubernetes"))
 	defer undoRedirect()
-	defer func() { d.routing.stop() }()
+	defer func() { d.now.source.stop() }()
 	defer d.dismissGuard()
 	defer func() { err = errors.Join(err, d.detach(context.WithoutCancel(ctx))) }()
 	defer func() { d.predecessor.close() }()
@@ -144,7 +134,7 @@ func (d *Daemon) run(ctx context.Context, ready func(status.Report)) (err error)
 		}
 		return err
 	}
-	// Before ready: who has been told so may ask for the status.
+	// Before ready: whoever hears of that may ask for the status at once.
 	d.keepResolver()
 	control, err := d.listenControl()
 	if err != nil {
@@ -152,7 +142,7 @@ func (d *Daemon) run(ctx context.Context, ready func(status.Report)) (err error)
 	}
 	defer control.Close()
 	d.succeed()
-	d.log.Info("attached", zap.Strings("zones", zoneNames(d.network.zones)), zap.Stringers("upstreams", d.upstreams()))
+	d.log.Info("attached", zap.Strings("zones", plan.ZoneNames(d.now.desired.Zones)), zap.Stringers("upstreams", d.now.desired.Forward.Upstreams))
 	ready(d.report())
 	return d.serve(ctx)
 }
@@ -162,7 +152,7 @@ func (d *Daemon) acquire() error {
 	if err := CheckPrivilege("attach"); err != nil {
 		return err
 	}
-	lock, err := state.TryLock(filepath.Join(d.config.RunDir, lockFile))
+	lock, err := state.TryLock(filepath.Join(d.now.config.RunDir, lockFile))
 	if errors.Is(err, state.ErrLocked) {
 		return fmt.Errorf("%w: %w", ErrAttached, err)
 	}
@@ -171,13 +161,13 @@ func (d *Daemon) acquire() error {
 	}
 	d.lock = lock
 	// What a guardian did after a daemon before us is no news any more.
-	if err := os.Remove(guardianFile(d.config)); err != nil && !errors.Is(err, os.ErrNotExist) {
+	if err := os.Remove(guardianFile(d.now.config)); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return errors.Join(fmt.Errorf("remove a guardian's record: %w", err), d.release())
 	}
-	if err := forgetDeadLingerer(d.config.RunDir); err != nil {
+	if err := forgetDeadLingerer(d.now.config.RunDir); err != nil {
 		return errors.Join(err, d.release())
 	}
-	d.journal, err = host.OpenJournal(d.config, d.log)
+	d.journal, err = host.OpenJournal(d.now.config, d.log)
 	if err != nil {
 		return errors.Join(err, d.release())
 	}
@@ -190,7 +180,7 @@ func (d *Daemon) acquire() error {
 		return nil
 	}
 	d.log.Warn("undoing what an earlier attachment left", zap.Time("since", d.journal.Header().Since))
-	if _, err := host.Undo(d.config, d.journal, d.log); err != nil {
+	if _, err := host.Undo(d.now.config, d.journal, d.log); err != nil {
 		return errors.Join(fmt.Errorf("undo an earlier attachment: %w", err), d.release())
 	}
 	return nil
@@ -202,8 +192,8 @@ func (d *Daemon) canAdopt(header state.Header) bool {
 	if err := json.Unmarshal(header.Params, &old); err != nil {
 		return false
 	}
-	return old.BPF && d.config.BPF && old.BPFFS == d.config.BPFFS && old.ResolvConf == d.config.ResolvConf &&
-		old.Resolver == d.config.Resolver
+	return old.BPF && d.now.config.BPF && old.BPFFS == d.now.config.BPFFS && old.ResolvConf == d.now.config.ResolvConf &&
+		old.Resolver == d.now.config.Resolver
 }
 
 // release gives the host's lock back and removes the run directory if nothing else is in it.
@@ -213,7 +203,7 @@ func (d *Daemon) release() error {
 	}
 	lock := d.lock
 	d.lock = nil
-	return removeRunDir(d.config, lock)
+	return removeRunDir(d.now.config, lock)
 }
 
 // poke wakes a receiver that looks at everything anyway: one value waiting is as good as many.
@@ -234,7 +224,7 @@ func (d *Daemon) beat() {
 	}
 }
 
-// serve follows endpoints, routes, health and new settings until ctx ends or a detach is asked for.
+// serve follows events until ctx ends or a detach is asked for.
 func (d *Daemon) serve(ctx context.Context) error {
 	var watching sync.WaitGroup
 	ctx, stop := context.WithCancel(ctx)
@@ -262,10 +252,10 @@ func (d *Daemon) serve(ctx context.Context) error {
 				d.linger = request.linger
 				return nil
 			}
-		case <-beat.C:
+		case now := <-beat.C:
 			d.beat()
 			d.followResolver()
-			d.followHolder()
+			d.followHolder(now)
 			d.guard.beat()
 			resolver.check()
 		case <-d.guard.awakened():
@@ -277,10 +267,9 @@ func (d *Daemon) serve(ctx context.Context) error {
 		case <-resolver.due.C:
 			resolver.check()
 		case <-revived:
-			d.reroute()
-		case snapshot := <-d.routing.source.Snapshots():
-			d.greet(ctx, snapshot)
-			d.apply(snapshot)
+			d.replan()
+		case snapshot := <-d.now.source.Snapshots():
+			d.follow(ctx, snapshot)
 		case request := <-d.reloads:
 			request.done <- d.commit(request)
 		case _, open := <-changes:
@@ -288,22 +277,18 @@ func (d *Daemon) serve(ctx context.Context) error {
 				changes = nil
 				continue
 			}
-			d.reroute()
+			d.replan()
 		}
 	}
 }
 
-// apply puts a set of endpoints into effect. A failure leaves the old set in place and shows in status.
-func (d *Daemon) apply(snapshot discovery.Snapshot) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
+// follow puts a set of endpoints into effect.
+func (d *Daemon) follow(ctx context.Context, snapshot discovery.Snapshot) {
 	if snapshot.Stale {
 		d.log.Warn("endpoints can't be confirmed, the last good ones stay", zap.String("reason", snapshot.Reason))
 	}
-	if err := d.program(snapshot); err != nil {
-		d.log.Error("endpoints not updated, the old ones stay", zap.Error(err))
-		d.problems["endpoints"] = err.Error()
-		return
-	}
-	delete(d.problems, "endpoints")
+	d.greet(ctx, snapshot)
+	next := d.now.clone()
+	next.snapshot = snapshot
+	d.update(next)
 }

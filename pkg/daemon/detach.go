@@ -18,6 +18,7 @@ import (
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/config"
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/host"
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/internal/safefile"
+	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/plan"
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/resolvconf"
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/state"
 )
@@ -50,9 +51,9 @@ func (d *Daemon) detach(ctx context.Context) error {
 	}
 	if d.journal.Empty() {
 		// Nothing was changed: there is nothing to undo, and perhaps no way to write that down.
-		return errors.Join(append(errs, host.ClearJournal(d.config, d.journal, d.log))...)
+		return errors.Join(append(errs, host.ClearJournal(d.now.config, d.journal, d.log))...)
 	}
-	if _, err := host.Undo(d.config, d.journal, d.log); err != nil {
+	if _, err := host.Undo(d.now.config, d.journal, d.log); err != nil {
 		errs = append(errs, err)
 	}
 	return errors.Join(errs...)
@@ -64,7 +65,7 @@ func (d *Daemon) restoreOrServe(ctx context.Context) error {
 	tick := time.NewTicker(restoreRetry)
 	defer tick.Stop()
 	for {
-		done, err := host.RestoreResolver(d.config, d.journal, d.log)
+		done, err := host.RestoreResolver(d.now.config, d.journal, d.log)
 		if err == nil {
 			for _, line := range done {
 				d.log.Info(line)
@@ -75,7 +76,7 @@ func (d *Daemon) restoreOrServe(ctx context.Context) error {
 			return err
 		}
 		d.log.Error("resolver not restored, serving on", zap.Error(err))
-		d.setProblem("resolver", err)
+		d.note(plan.ProblemResolver, err.Error())
 		select {
 		case <-ctx.Done():
 			return err
@@ -93,12 +94,6 @@ func (d *Daemon) ours() bool {
 	return err != nil || now == resolvconf.StateOurs
 }
 
-func (d *Daemon) setProblem(about string, err error) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	d.problems[about] = err.Error()
-}
-
 // dismissGuard ends the guardian, but for the case that our file is still in place: then it goes on trying when we are
 // gone.
 func (d *Daemon) dismissGuard() {
@@ -114,22 +109,20 @@ func (d *Daemon) dismissGuard() {
 
 // retake takes the resolver file over again after this daemon hung for so long that the guardian has put it back.
 func (d *Daemon) retake() {
-	d.mu.Lock()
-	defer d.mu.Unlock()
 	now, err := d.resolver.State()
 	switch {
 	case err == nil && now == resolvconf.StateOriginal:
-		err = d.resolver.TakeOver(d.takeOver())
+		err = d.resolver.TakeOver(takeOver(d.now.config))
 	case err == nil:
 		// Ours: somebody was faster. Foreign or missing: it is for its owner to say, see fillResolver.
 		return
 	}
 	if err != nil {
 		d.log.Error("resolver file not taken over again", zap.Error(err))
-		d.problems["resolver"] = err.Error()
+		d.note(plan.ProblemResolver, err.Error())
 		return
 	}
-	delete(d.problems, "resolver")
+	d.note(plan.ProblemResolver, "")
 	d.log.Warn("this daemon hung, and the guardian put the resolver file back: taken over again")
 }
 

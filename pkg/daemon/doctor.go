@@ -16,13 +16,14 @@ import (
 	"time"
 
 	"github.com/miekg/dns"
-	"go.uber.org/zap"
 
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/config"
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/datapath"
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/diagnose"
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/forwarder"
+	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/host"
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/netdev"
+	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/plan"
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/resolvconf"
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/state"
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/status"
@@ -67,7 +68,7 @@ func Doctor(ctx context.Context, c config.Config) diagnose.Examination {
 
 func lookAtKernel(c config.Config) func(*diagnose.Facts) {
 	sysctls := make(map[string]string)
-	for _, name := range netdev.LoopbackSysctls() {
+	for _, name := range plan.LoopbackSysctls() {
 		if value, err := netdev.Sysctl(name); err == nil {
 			sysctls[name] = value
 		}
@@ -95,13 +96,15 @@ func lookAtAttachment(ctx context.Context, c config.Config) func(*diagnose.Facts
 	}
 	var unseen []string
 	if len(attachment.Served) == 0 {
-		d := New(c, "", zap.NewNop())
-		if err := d.findListeners(); err != nil {
+		facts, err := host.LookAtListeners(c)
+		if err != nil {
 			unseen = append(unseen, err.Error())
 		}
-		attachment.Served = d.listen
-		if d.kubeSwitch.IsValid() {
-			attachment.KubeSwitch = netip.AddrPortFrom(d.kubeSwitch, config.DNSPort)
+		if desired, err := plan.Make(plan.Input{Settings: c, Facts: facts}); err == nil {
+			attachment.Served = desired.Listen
+		}
+		if address := plan.KubeSwitchAddress(c); address.IsValid() {
+			attachment.KubeSwitch = netip.AddrPortFrom(address, config.DNSPort)
 		}
 	}
 	journal, resolver := lookAtResolver(c, report, attachment.Served)
@@ -160,7 +163,7 @@ func lookAtResolver(c config.Config, report status.Report, served []netip.AddrPo
 
 // refusals are those that this configuration does not get over.
 func refusals(c config.Config, inspection resolvconf.Inspection) (out []string) {
-	t := (&Daemon{config: c}).takeOver()
+	t := takeOver(c)
 	for _, refusal := range inspection.Refusals {
 		if t.Refused(resolvconf.Inspection{Refusals: []error{refusal}}) != nil {
 			out = append(out, refusal.Error())

@@ -15,7 +15,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/datapath"
-	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/discovery"
+	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/plan"
 )
 
 const (
@@ -82,21 +82,15 @@ type wayState struct {
 
 func newHealth() *health { return &health{states: make(map[netip.AddrPort]*healthState)} }
 
-func (h *health) isDead(address netip.AddrPort) bool {
+// view returns what a plan has to know.
+func (h *health) view() map[netip.AddrPort]plan.Health {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	state := h.states[address]
-	return state != nil && state.dead
-}
-
-// way reports whether the kernel's way to an endpoint is severed, and whether it is to be tried.
-func (h *health) way(address netip.AddrPort) (severed, onTrial bool) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	if state := h.states[address]; state != nil {
-		return state.way.severed, state.way.onTrial
+	view := make(map[netip.AddrPort]plan.Health, len(h.states))
+	for address, state := range h.states {
+		view[address] = plan.Health{Dead: state.dead, Severed: state.way.severed, OnTrial: state.way.onTrial}
 	}
-	return false, false
+	return view
 }
 
 // due returns the endpoints that should be asked now, and marks them as being asked. Endpoints that are no longer there
@@ -265,7 +259,7 @@ func (h *health) learnWay(address netip.AddrPort, result trial) (changed bool) {
 	return way.severed != was
 }
 
-// watchHealth asks endpoints until ctx ends and calls changed after each change that the datapath has to know. An endpoint
+// watchHealth asks endpoints until ctx ends and calls changed after each change that a plan has to know. An endpoint
 // is asked when a steered query to it waits, when it was silent before, and once in a while.
 func (d *Daemon) watchHealth(ctx context.Context, changed func()) {
 	tick := time.NewTicker(healthTick)
@@ -278,93 +272,97 @@ func (d *Daemon) watchHealth(ctx context.Context, changed func()) {
 		case <-ctx.Done():
 			return
 		case now := <-tick.C:
-			d.mu.Lock()
-			n := d.network
-			d.mu.Unlock()
-			waiting, replied := d.unanswered(n)
+			s := d.seen.Load()
+			waiting, replied := d.unanswered(s.desired)
 			if replied != before {
 				d.health.hear(now)
 			}
 			before = replied
-			for _, server := range d.forwarder.Stats().Upstreams {
-				if slices.ContainsFunc(n.endpoints, func(e endpoint) bool { return e.Address == server.Addr }) {
-					d.health.hear(server.Heard)
-				}
-			}
-			suspects := make(map[netip.AddrPort]bool)
-			for address, w := range waiting {
-				suspects[address] = w.Longest > suspectAfter
-			}
-			for _, address := range d.health.due(now, n.addresses(func(endpoint) bool { return true }), suspects) {
-				probes.Go(func() {
-					answered := lives(ctx, address, n.zones[0].Name)
-					if d.health.cancelled(ctx, address) {
-						return
-					}
-					if d.health.learn(address, answered) {
-						d.log.Warn("endpoint's health changed", zap.Stringer("backend", address), zap.Bool("dead", !answered))
-						changed()
-					}
-				})
-			}
-			if d.datapath == nil {
-				continue
-			}
-			if d.isTransparent() {
-				// No forwarder takes over there: a way that loses a part is better than none.
-				for address, w := range waiting {
-					waiting[address] = datapath.Waiting{Longest: w.Longest}
-				}
-			}
-			if d.health.doubt(now, n.addresses(endpoint.steerable), waiting, replied) {
-				changed()
-			}
-			for zone, e := range n.trials() {
-				if !d.health.tryNow(now, e.Address) {
-					continue
-				}
-				server, ok := d.interceptedBy(n, e.Address.Addr().Is4())
-				probes.Go(func() {
-					// Where this host itself can't ask, clients' queries are the trial.
-					result, err := trialAnswered, error(nil)
-					if ok {
-						result, err = d.try(ctx, server, zone, e.Address)
-					}
-					if d.health.cancelled(ctx, e.Address) {
-						return
-					}
-					if d.health.learnWay(e.Address, result) {
-						d.log.Warn("the kernel's way to an endpoint changed", zap.Stringer("backend", e.Address),
-							zap.String("iface", e.route.Interface), zap.Bool("severed", result == trialLost), zap.Error(err))
-						changed()
-					}
-				})
+			d.hearForwarder(s.desired)
+			d.probeDue(ctx, now, s.desired, waiting, &probes, changed)
+			if d.datapath != nil {
+				d.judgeWays(ctx, now, s, waiting, replied, &probes, changed)
 			}
 		}
 	}
 }
 
-// greet asks endpoints that are new, while those before them are in use: the neighbour is known then, and who has just
-// become ready has room for a first query before all come. It waits for a moment only, and judges nothing.
-func (d *Daemon) greet(ctx context.Context, snapshot discovery.Snapshot) {
-	d.mu.Lock()
-	known := d.network.addresses(func(endpoint) bool { return true })
-	n, err := d.lookAround(snapshot)
-	d.mu.Unlock()
-	if err != nil {
-		return // apply says so
-	}
-	var probes sync.WaitGroup
-	for _, e := range n.endpoints {
-		if !slices.Contains(known, e.Address) {
-			probes.Go(func() { lives(ctx, e.Address, n.zones[0].Name) })
+// hearForwarder notes which endpoints have answered the forwarder.
+func (d *Daemon) hearForwarder(desired plan.Desired) {
+	for _, server := range d.forwarder.Stats().Upstreams {
+		if slices.ContainsFunc(desired.Endpoints, func(e plan.Endpoint) bool { return e.Address == server.Addr }) {
+			d.health.hear(server.Heard)
 		}
+	}
+}
+
+// probeDue asks the endpoints that are due whether they live.
+func (d *Daemon) probeDue(ctx context.Context, now time.Time, desired plan.Desired, waiting map[netip.AddrPort]datapath.Waiting,
+	probes *sync.WaitGroup, changed func()) {
+	suspects := make(map[netip.AddrPort]bool)
+	for address, w := range waiting {
+		suspects[address] = w.Longest > suspectAfter
+	}
+	for _, address := range d.health.due(now, desired.Addresses(plan.Endpoint.Asked), suspects) {
+		probes.Go(func() {
+			answered := lives(ctx, address, desired.Zones[0].Name)
+			if d.health.cancelled(ctx, address) {
+				return
+			}
+			if d.health.learn(address, answered) {
+				d.log.Warn("endpoint's health changed", zap.Stringer("backend", address), zap.Bool("dead", !answered))
+				changed()
+			}
+		})
+	}
+}
+
+// judgeWays doubts the kernel's ways to endpoints, and tries those in doubt.
+func (d *Daemon) judgeWays(ctx context.Context, now time.Time, s *attachment, waiting map[netip.AddrPort]datapath.Waiting, replied uint64,
+	probes *sync.WaitGroup, changed func()) {
+	if plan.IsTransparent(s.config) {
+		// No forwarder takes over there: a way that loses a part is better than none.
+		for address, w := range waiting {
+			waiting[address] = datapath.Waiting{Longest: w.Longest}
+		}
+	}
+	if d.health.doubt(now, s.desired.Addresses(plan.Endpoint.Steerable), waiting, replied) {
+		changed()
+	}
+	for zone, e := range s.desired.Trials() {
+		if !d.health.tryNow(now, e.Address) {
+			continue
+		}
+		server, ok := s.desired.InterceptedBy(e.Address.Addr().Is4())
+		probes.Go(func() {
+			// Where this host itself can't ask, clients' queries are the trial.
+			result, err := trialAnswered, error(nil)
+			if ok {
+				result, err = d.try(ctx, server, zone, e.Address)
+			}
+			if d.health.cancelled(ctx, e.Address) {
+				return
+			}
+			if d.health.learnWay(e.Address, result) {
+				d.log.Warn("the kernel's way to an endpoint changed", zap.Stringer("backend", e.Address),
+					zap.String("iface", e.Way.Interface), zap.Bool("severed", result == trialLost), zap.Error(err))
+				changed()
+			}
+		})
+	}
+}
+
+// greet asks servers for a zone's SOA, all at once, and judges nothing.
+func (h *health) greet(ctx context.Context, servers []netip.AddrPort, zone string) {
+	var probes sync.WaitGroup
+	for _, server := range servers {
+		probes.Go(func() { lives(ctx, server, zone) })
 	}
 	probes.Wait()
 }
 
 // unanswered returns what steered queries wait for, and how many have been answered so far.
-func (d *Daemon) unanswered(n network) (waiting map[netip.AddrPort]datapath.Waiting, replied uint64) {
+func (d *Daemon) unanswered(desired plan.Desired) (waiting map[netip.AddrPort]datapath.Waiting, replied uint64) {
 	if d.datapath == nil {
 		return nil, 0
 	}
@@ -373,7 +371,7 @@ func (d *Daemon) unanswered(n network) (waiting map[netip.AddrPort]datapath.Wait
 		d.log.Error("steered queries in flight not read", zap.Error(err))
 	}
 	waiting = make(map[netip.AddrPort]datapath.Waiting)
-	for _, e := range n.endpoints {
+	for _, e := range desired.Endpoints {
 		if w, ok := inKernel[unzoned(e.Address)]; ok {
 			waiting[e.Address] = w
 		}

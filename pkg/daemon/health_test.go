@@ -45,7 +45,7 @@ func learn(t *testing.T, h *health, address netip.AddrPort, answered, wantChange
 	if changed := h.learn(address, answered); changed != wantChanged {
 		t.Errorf("%s, answered %v: changed %v, want %v", address, answered, changed, wantChanged)
 	}
-	if dead := h.isDead(address); dead != wantDead {
+	if dead := h.view()[address].Dead; dead != wantDead {
 		t.Errorf("%s, answered %v: dead %v, want %v", address, answered, dead, wantDead)
 	}
 }
@@ -93,13 +93,13 @@ func TestHealthOfTheLast(t *testing.T) {
 	for range 5 {
 		h.hear(now.after(healthTick))
 		ask()
-		if h.isDead(endpointA) {
+		if h.view()[endpointA].Dead {
 			t.Fatal("dead, while clients are answered")
 		}
 	}
 	ask()
 	ask()
-	if !h.isDead(endpointA) {
+	if !h.view()[endpointA].Dead {
 		t.Error("alive, and nobody has answered since it was asked first")
 	}
 }
@@ -144,7 +144,7 @@ func TestHealthSuspects(t *testing.T) {
 	learn(t, h, endpointA, true, false, false)
 	learn(t, h, endpointC, false, false, false)
 	wantDue(t, h, now.after(1), all, suspects, endpointA, endpointC)
-	if h.isDead(stranger) || h.learn(stranger, false) {
+	if h.view()[stranger].Dead || h.learn(stranger, false) {
 		t.Error("an address that is no endpoint has a health")
 	}
 }
@@ -196,12 +196,12 @@ func newWayCase(t *testing.T) wayCase {
 func (c wayCase) doubt(d time.Duration, w datapath.Waiting, replied uint64, wantChanged, wantSevered, wantTrial bool) {
 	c.Helper()
 	changed := c.h.doubt(c.after(d), c.all, map[netip.AddrPort]datapath.Waiting{endpointA: w}, replied)
-	severed, onTrial := c.h.way(endpointA)
-	if changed != wantChanged || severed != wantSevered || onTrial != wantTrial {
-		c.Errorf("%+v: changed %v, severed %v, on trial %v; want %v, %v, %v", w, changed, severed, onTrial, wantChanged, wantSevered, wantTrial)
+	way := c.h.view()[endpointA]
+	if changed != wantChanged || way.Severed != wantSevered || way.OnTrial != wantTrial {
+		c.Errorf("%+v: changed %v, severed %v, on trial %v; want %v, %v, %v", w, changed, way.Severed, way.OnTrial, wantChanged, wantSevered, wantTrial)
 	}
-	if severed, onTrial := c.h.way(endpointB); severed || onTrial {
-		c.Errorf("the other endpoint: severed %v, on trial %v", severed, onTrial)
+	if way := c.h.view()[endpointB]; way.Severed || way.OnTrial {
+		c.Errorf("the other endpoint: %+v", way)
 	}
 }
 
@@ -215,7 +215,7 @@ func (c wayCase) try(d time.Duration, result trial, wantChanged, wantSevered boo
 		c.Error("tried twice at once")
 	}
 	changed := c.h.learnWay(endpointA, result)
-	if severed, _ := c.h.way(endpointA); changed != wantChanged || severed != wantSevered {
+	if severed := c.h.view()[endpointA].Severed; changed != wantChanged || severed != wantSevered {
 		c.Errorf("changed %v, severed %v; want %v, %v", changed, severed, wantChanged, wantSevered)
 	}
 }
@@ -299,7 +299,7 @@ func TestHealthConcurrent(t *testing.T) {
 						t.Errorf("%s is asked twice at once", address)
 					}
 					mu.Unlock()
-					h.isDead(address)
+					h.view()
 					mu.Lock()
 					asked[address]--
 					mu.Unlock()

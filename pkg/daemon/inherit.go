@@ -88,7 +88,7 @@ func awaitEnd(pid int, limit time.Duration) bool {
 // inherit returns the sockets of a daemon that lingers, if there is one, and their addresses. That daemon goes on serving
 // them until told that they are taken, and for good if it never is.
 func (d *Daemon) inherit() (sockets []forwarder.Sockets, addresses []netip.AddrPort, err error) {
-	l, err := dialLingerer(d.config.RunDir)
+	l, err := dialLingerer(d.now.config.RunDir)
 	if l == nil || err != nil {
 		return nil, nil, err
 	}
@@ -114,7 +114,7 @@ func (d *Daemon) succeed() {
 	}
 	_ = d.predecessor.conn.SetDeadline(time.Now().Add(controlTimeout))
 	err := writeLinger(d.predecessor.conn, lingerRequest{Do: lingerTaken}, nil)
-	if err := errors.Join(err, removeLingerFile(d.config.RunDir)); err != nil {
+	if err := errors.Join(err, removeLingerFile(d.now.config.RunDir)); err != nil {
 		// It ends by itself when its time is over.
 		d.log.Warn("end of the daemon that lingers", zap.Int("pid", d.predecessor.pid), zap.Error(err))
 	}

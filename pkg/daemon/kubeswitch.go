@@ -3,7 +3,6 @@
 package daemon
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -18,7 +17,7 @@ import (
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/config"
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/diagnose"
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/netdev"
-	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/status"
+	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/plan"
 )
 
 // The KubeSwitch address may have a DNS server already: libvirt's dnsmasq, where the KubeSwitch is a libvirt network. It
@@ -38,45 +37,53 @@ const (
 // portHolder is who has the DNS port of the KubeSwitch address.
 type portHolder struct {
 	socket uint32 // inode of what takes queries by UDP, 0 if nothing does, or nobody has looked
-	name   string // of the process
+	name   string // of the process; empty if the port is ours
+	seen   bool   // there is one, or was
 }
 
-// Names of no process.
-const (
-	holderUnseen = "a process that can't be seen from here"
-	holderNobody = "nobody"
-)
+// holderUnseen is the name of no process.
+const holderUnseen = "a process that can't be seen from here"
 
-// sharesKubeSwitch reports whether queries at the KubeSwitch address are steered past another server, and not served.
-func (d *Daemon) sharesKubeSwitch() bool {
-	return d.kubeSwitch.IsValid() && !slices.Contains(d.ownAddresses(), d.kubeSwitch)
-}
+// claimAfter is how long a KubeSwitch address that has come since the attach is left to the server that may come with it, as
+// libvirt's dnsmasq does with its network.
+const claimAfter = 3 * time.Second
 
-// avoidTaken leaves the port of the KubeSwitch address to a server that has it, and fails if one has that of a loopback
-// address. Sockets that are inherited are ours.
-func (d *Daemon) avoidTaken(ctx context.Context, inherited []netip.AddrPort) error {
-	for _, address := range slices.Clone(d.listen) {
+// freeAddresses are those at which an attach begins to listen. The port of the KubeSwitch address is left to a server that
+// has it; one of a loopback address must be free. Sockets that are inherited are ours.
+func (d *Daemon) freeAddresses(ctx context.Context, facts plan.Facts, inherited []netip.AddrPort) ([]netip.AddrPort, error) {
+	c := d.now.config
+	desired, err := plan.Make(plan.Input{Settings: c, Facts: facts})
+	if err != nil {
+		return nil, err
+	}
+	kubeSwitch := plan.KubeSwitchAddress(c)
+	if facts.KubeSwitch.Interface.Index == 0 {
+		d.now.holder.name = plan.HolderNobody // as long as nobody knows who comes with it
+	}
+	var free []netip.AddrPort
+	for _, address := range desired.Listen {
 		if slices.Contains(inherited, address) {
+			free = append(free, address)
 			continue
 		}
 		holder, taken := awaitPort(ctx, address)
-		if !taken {
-			continue
+		switch {
+		case !taken:
+			free = append(free, address)
+		case address.Addr() != kubeSwitch:
+			return nil, fmt.Errorf("listen on %s: %w by %s: %s", address, errPortTaken, holder, d.loopbackRemedy())
+		default:
+			d.log.Info("another server has the KubeSwitch address", zap.Stringer("address", address), zap.String("server", holder))
+			d.now.holder = portHolder{name: holder, seen: true}
 		}
-		if address.Addr() != d.kubeSwitch {
-			return fmt.Errorf("listen on %s: %w by %s: %s", address, errPortTaken, holder, d.loopbackRemedy())
-		}
-		d.log.Info("another server has the KubeSwitch address", zap.Stringer("address", address), zap.String("server", holder))
-		d.holder.name = holder
-		d.listen = slices.DeleteFunc(d.listen, func(a netip.AddrPort) bool { return a == address })
 	}
-	return nil
+	return free, nil
 }
 
 func (d *Daemon) loopbackRemedy() string {
 	// Whether the file is fit for more than to be read is not the question.
 	_ = d.inspectResolver()
-	if len(loopbackResolvers(d.inspection.File)) > 0 && d.config.BPF {
+	if len(plan.LoopbackOf(d.now.inspection.File.Nameservers)) > 0 && d.now.config.BPF {
 		return "attach with --resolver transparent, which leaves it in charge and steers cluster names past it, or stop it"
 	}
 	return "stop it, or keep it off loopback (dnsmasq: bind-dynamic and except-interface=lo)"
@@ -88,7 +95,7 @@ func awaitPort(ctx context.Context, address netip.AddrPort) (holder string, take
 	defer cancel()
 	for isTaken(ctx, address) {
 		name, ours := findHolder(address)
-		if name == holderNobody {
+		if name == plan.HolderNobody {
 			name = holderUnseen
 		} else if !ours {
 			return name, true
@@ -121,10 +128,10 @@ func isTaken(ctx context.Context, address netip.AddrPort) bool {
 // findHolder looks for the process with a port among all there are.
 func findHolder(address netip.AddrPort) (name string, ours bool) {
 	host := diagnose.Host{Ours: isOurs}
-	name = holderNobody
+	name = plan.HolderNobody
 	for _, socket := range host.DNSSockets() {
 		// The exact address before one that stands for all.
-		if socket.Owner.PID != 0 && socket.Takes(address) && (name == holderNobody || socket.Address == address) {
+		if socket.Owner.PID != 0 && socket.Takes(address) && (name == plan.HolderNobody || socket.Address == address) {
 			name, ours = socket.Owner.String(), socket.Ours
 		}
 	}
@@ -133,45 +140,45 @@ func findHolder(address netip.AddrPort) (name string, ours bool) {
 
 func isOurs(pid int) bool { return isDaemon(pid) || isGuardian(pid) }
 
-// followHolder notices a server at the KubeSwitch address that comes, goes, or is started again.
-func (d *Daemon) followHolder() {
-	d.mu.Lock()
-	ifindex, known := d.network.clients.Index, d.holder.socket
-	d.mu.Unlock()
-	if !d.sharesKubeSwitch() || ifindex == 0 {
+// followHolder notices a server at the KubeSwitch address that comes, goes, or is started again. A port that nobody takes
+// who comes with the address becomes ours; one that a server had is left to it.
+func (d *Daemon) followHolder(now time.Time) {
+	shared, ifindex := d.now.desired.Shared, d.now.desired.KubeSwitch.Index
+	if ifindex == 0 && d.now.holder.name != "" {
+		// Who had it is gone as well. Who comes with the next one is to be seen then.
+		d.now.holder = portHolder{name: plan.HolderNobody}
+	}
+	if shared == nil {
+		d.unclaimed = time.Time{}
+		d.note(plan.ProblemKubeSwitch, "")
 		return
 	}
-	address := netip.AddrPortFrom(d.kubeSwitch, config.DNSPort)
+	address := netip.AddrPortFrom(plan.KubeSwitchAddress(d.now.config), config.DNSPort)
 	socket, err := netdev.UDPSocket(address, ifindex)
 	if err != nil {
 		d.log.Debug("the server at the KubeSwitch address can't be looked for", zap.Error(err))
 		return
 	}
-	name := ""
-	if socket != known {
-		if name, _ = findHolder(address); name == holderNobody && socket != 0 {
-			name = holderUnseen
+	next := d.now.clone()
+	if socket != next.holder.socket {
+		next.holder = portHolder{socket: socket, seen: true}
+		if next.holder.name, _ = findHolder(address); next.holder.name == plan.HolderNobody && socket != 0 {
+			next.holder.name = holderUnseen
 		}
 	}
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	if name != "" {
-		d.holder = portHolder{socket: socket, name: name}
+	if d.unclaimed.IsZero() || next.holder.seen {
+		d.unclaimed = now
 	}
-	delete(d.problems, "kubeswitch")
-	if socket == 0 {
-		d.problems["kubeswitch"] = fmt.Sprintf("nobody serves %s by UDP: names outside the cluster are not answered there: start the server that had it, or detach and attach again, and k2s-dnsbpf serves it",
+	if now.Sub(d.unclaimed) >= claimAfter {
+		next.holder = portHolder{}
+	}
+	if next.holder != d.now.holder {
+		d.update(next)
+	}
+	text := ""
+	if d.now.holder.seen && socket == 0 {
+		text = fmt.Sprintf("nobody serves %s by UDP: names outside the cluster are not answered there: start the server that had it, or detach and attach again, and k2s-dnsbpf serves it",
 			address)
 	}
-}
-
-// shared is what is to be said of a KubeSwitch address that another server has. The caller holds d.mu or is alone.
-func (d *Daemon) shared(n network) *status.Shared {
-	if !d.sharesKubeSwitch() || n.clients.Index == 0 {
-		return nil
-	}
-	return &status.Shared{
-		Address: netip.AddrPortFrom(d.kubeSwitch, config.DNSPort).String(), Interface: n.clients.Name,
-		Server: cmp.Or(d.holder.name, holderNobody), Steered: d.config.BPF,
-	}
+	d.note(plan.ProblemKubeSwitch, text)
 }

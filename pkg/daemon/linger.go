@@ -82,9 +82,9 @@ type lingering struct {
 // leaveForwarder ends the forwarder, or leaves it to those programs that have yet to read the restored resolver
 // configuration, if a detach wants that. The caller holds the lock.
 func (d *Daemon) leaveForwarder(ctx context.Context) {
-	if d.linger > 0 && d.config.Resolver == config.ResolverTakeover {
+	if d.linger > 0 && d.now.config.Resolver == config.ResolverTakeover {
 		var err error
-		if d.lingering, err = newLingering(d.config.RunDir, d.forwarder, d.listen, d.linger, d.log); err == nil {
+		if d.lingering, err = newLingering(d.now.config.RunDir, d.forwarder, d.forwarder.Addrs(), d.linger, d.log); err == nil {
 			return
 		}
 		d.log.Warn("not lingering", zap.Error(err))
@@ -148,7 +148,7 @@ func (d *Daemon) handleDetach(w http.ResponseWriter, r *http.Request, order deta
 // startDetach puts the resolver file back, which is the first of a detach, and reports whether the rest is to follow: not
 // while the file can't be put back, since it would point at nobody then. Whoever asked learns why.
 func (d *Daemon) startDetach(request detaching) bool {
-	done, err := host.RestoreResolver(d.config, d.journal, d.log)
+	done, err := host.RestoreResolver(d.now.config, d.journal, d.log)
 	for _, line := range done {
 		d.log.Info(line)
 	}

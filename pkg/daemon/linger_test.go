@@ -129,7 +129,7 @@ func TestLingererDies(t *testing.T) {
 			t.Errorf("%s: %v, want %v", name, err, test.want)
 		}
 		asker.close()
-		d := &Daemon{config: config.Config{RunDir: runDir}}
+		d := &Daemon{now: attachment{config: config.Config{RunDir: runDir}}}
 		if _, _, err := d.inherit(); errors.Is(test.want, errGone) && err != nil || d.predecessor != nil {
 			t.Errorf("%s: inherit: %v, %v", name, err, d.predecessor)
 		}

@@ -12,7 +12,6 @@ import (
 
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/config"
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/host"
-	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/netdev"
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/resolvconf"
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/state"
 )
@@ -37,21 +36,28 @@ func Plan(ctx context.Context, c config.Config, log *zap.Logger) (lines []string
 		lines = append(lines, "undo what an earlier attachment left")
 	}
 	defer func() {
-		d.routing.stop()
+		d.now.source.stop()
 		d.predecessor.close()
 		if d.forwarder != nil {
 			_ = d.forwarder.Shutdown(ctx)
 		}
 	}()
-	snapshot, err := d.check(ctx)
+	if err := d.check(ctx); err != nil {
+		return lines, err
+	}
+	desired, err := d.plan(d.now)
 	if err != nil {
 		return lines, err
 	}
-	n, err := d.lookAround(snapshot)
-	if err != nil {
-		return lines, err
+	lines = append(lines, desired.Describe(c)...)
+	lines = append(lines, "publish the upstreams for pods in "+filepath.Join(c.StateDir, resolvconf.KubeletFile))
+	if inspection := d.now.inspection; c.Resolver == config.ResolverTakeover {
+		lines = append(lines, fmt.Sprintf("take over %s (%s, owner: %s)", c.ResolvConf, inspection.Type, inspection.Owner))
+		for _, reason := range inspection.OwnerReasons {
+			lines = append(lines, "owner: "+reason)
+		}
 	}
-	return append(lines, d.describe(n)...), nil
+	return lines, nil
 }
 
 // planBeside says what an attach does while a daemon is attached.
@@ -64,66 +70,6 @@ func planBeside(pid int, c config.Config) string {
 		}
 	}
 	return fmt.Sprintf("nothing: attached already, by process %d", pid)
-}
-
-func (d *Daemon) describe(n network) (lines []string) {
-	say := func(format string, arguments ...any) { lines = append(lines, fmt.Sprintf(format, arguments...)) }
-	for _, address := range d.listen {
-		say("listen on %s, UDP and TCP", address)
-	}
-	if d.config.BPF {
-		for _, name := range netdev.LoopbackSysctls() {
-			say("set sysctl %s=1", name)
-		}
-		say("load the programs, pin them below %s", d.config.BPFFS)
-		for _, attachment := range n.attachments() {
-			say("attach %s", attachment)
-		}
-		if n.clients.Index != 0 {
-			what := ""
-			if d.sharesKubeSwitch() {
-				what = " for cluster names"
-			}
-			say("let only %s ask%s on %s", n.allowed, what, n.clients.Name)
-			if n.unsteered != "" {
-				say("%s", unsteeredNote(n.unsteered))
-			}
-		}
-	}
-	for _, zone := range n.zones {
-		say("answer zone %s from CoreDNS (%s)", zone.Name, zone.Source)
-	}
-	for _, e := range n.endpoints {
-		how := "over " + e.route.Interface
-		if !e.steerable() {
-			how = e.note
-		}
-		say("endpoint %s (%s), %s", e.Address, e.Source, how)
-	}
-	for _, resolver := range n.resolvers {
-		say("steer cluster names that are asked by UDP at %s, leave all else to the resolver there", resolver)
-	}
-	if shared := d.shared(n); shared != nil {
-		say("%s", shared)
-	}
-	if d.isTransparent() {
-		for _, limit := range config.TransparentLimits() {
-			say("not covered: %s", limit)
-		}
-	}
-	if len(d.listen) > 0 {
-		for _, upstream := range d.upstreams() {
-			say("send all other names to %s", upstream)
-		}
-	}
-	say("publish the upstreams for pods in %s", filepath.Join(d.config.StateDir, resolvconf.KubeletFile))
-	if d.config.Resolver == config.ResolverTakeover {
-		say("take over %s (%s, owner: %s)", d.config.ResolvConf, d.inspection.Type, d.inspection.Owner)
-		for _, reason := range d.inspection.OwnerReasons {
-			say("owner: %s", reason)
-		}
-	}
-	return lines
 }
 
 // PlanDetach says what a detach would do. It changes nothing.

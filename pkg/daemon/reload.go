@@ -15,15 +15,16 @@ import (
 
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/config"
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/discovery"
+	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/plan"
 )
 
 // ErrNeedsDetach is returned by Reload for a setting that can't change while attached.
 var ErrNeedsDetach = errors.New("can't change while attached")
 
-// reload is a new routing on its way into effect.
+// reload is new settings on their way into effect.
 type reload struct {
 	config   config.Config
-	routing  routing
+	source   source
 	snapshot discovery.Snapshot
 	done     chan error
 }
@@ -62,13 +63,11 @@ func Reload(ctx context.Context, c config.Config) (changed bool, err error) {
 }
 
 func (d *Daemon) handleReload(ctx context.Context, c config.Config) reloadResult {
-	d.mu.Lock()
-	now, source := d.config, d.routing.source
-	d.mu.Unlock()
-	if sameSettings(c, now) && !source.Outdated() {
+	seen := d.seen.Load()
+	if sameSettings(c, seen.config) && !seen.source.Outdated() {
 		return reloadResult{}
 	}
-	if err := d.reload(ctx, now, c); err != nil {
+	if err := d.reload(ctx, seen.config, c); err != nil {
 		return reloadResult{Error: fmt.Sprintf("attach with new settings: %s (the old ones stay)", err)}
 	}
 	return reloadResult{Changed: true}
@@ -81,7 +80,7 @@ func sameSettings(a, b config.Config) bool {
 	return errLeft == nil && errRight == nil && bytes.Equal(left, right)
 }
 
-// reload prepares the new routing beside the old one, which goes on working, and has serve switch over to it.
+// reload prepares the new source of endpoints beside the old one, which goes on working, and has serve switch over to it.
 func (d *Daemon) reload(ctx context.Context, now, c config.Config) error {
 	// All that is not routing must be as it is.
 	fixed := c
@@ -96,17 +95,16 @@ func (d *Daemon) reload(ctx context.Context, now, c config.Config) error {
 	}
 	ctx, cancel := context.WithTimeout(ctx, c.Wait)
 	defer cancel()
-	routing, err := d.newRouting(c)
+	source, err := newSource(c, d.log)
 	if err != nil {
 		return err
 	}
-	routing.start(d.log)
-	snapshot, err := routing.source.WaitForSync(ctx)
+	snapshot, err := source.WaitForSync(ctx)
 	if err != nil {
-		routing.stop()
+		source.stop()
 		return err
 	}
-	request := &reload{config: c, routing: routing, snapshot: snapshot, done: make(chan error, 1)}
+	request := &reload{config: c, source: source, snapshot: snapshot, done: make(chan error, 1)}
 	select {
 	case d.reloads <- request:
 		err = <-request.done
@@ -114,30 +112,25 @@ func (d *Daemon) reload(ctx context.Context, now, c config.Config) error {
 		err = fmt.Errorf("the daemon is stopping: %w", ctx.Err())
 	}
 	if err != nil {
-		routing.stop()
+		source.stop()
 	}
 	return err
 }
 
-// commit switches to a prepared routing, or stays with the old one.
+// commit switches to new settings, or stays with the old ones.
 func (d *Daemon) commit(request *reload) error {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	old, oldConfig, oldSnapshot := d.routing, d.config, d.snapshot
-	d.routing, d.config = request.routing, request.config
-	// They may have changed while the request was on its way.
-	d.routing.upstreams = upstreams(d.config, d.inspection)
-	if err := d.program(request.snapshot); err != nil {
-		d.routing, d.config = old, oldConfig
-		return errors.Join(err, d.program(oldSnapshot))
+	old, next := d.now, d.now.clone()
+	next.config, next.source, next.snapshot = request.config, request.source, request.snapshot
+	if err := d.enter(next); err != nil {
+		return errors.Join(err, d.enter(old.clone()))
 	}
 	if err := d.recordSettings(d.journal.Header()); err != nil {
 		d.log.Error("new settings not in the journal", zap.Error(err))
 	}
-	old.stop()
+	old.source.stop()
 	if err := d.publishKubeletFile(); err != nil {
 		d.log.Error("resolver file for pods not renewed", zap.Error(err))
 	}
-	d.log.Info("new settings", zap.Strings("zones", zoneNames(d.network.zones)), zap.Stringers("upstreams", d.upstreams()))
+	d.log.Info("new settings", zap.Strings("zones", plan.ZoneNames(d.now.desired.Zones)), zap.Stringers("upstreams", d.now.desired.Forward.Upstreams))
 	return nil
 }

@@ -3,7 +3,6 @@
 package daemon
 
 import (
-	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -18,103 +17,104 @@ import (
 
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/config"
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/host"
+	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/plan"
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/resolvconf"
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/state"
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/status"
 )
 
-// report is what there is to say now. Files and the kernel are read without d.mu, so that who asks holds nobody up.
+// report is what there is to say now. Files and the kernel are read by whoever asks, and hold up nobody else.
 func (d *Daemon) report() status.Report {
-	report, c := d.known()
-	fillResolver(&report, d.resolver, c, d.keeper, "")
-	host.ReportDatapath(&report, c, d.journal)
+	seen := d.seen.Load()
+	report := d.known(seen)
+	fillResolver(&report, d.resolver, seen.config, d.keeper, "")
+	host.ReportDatapath(&report, seen.config, d.journal)
 	report.Healthy = len(report.Problems) == 0
 	return report
 }
 
-// known is the part of the report that the daemon knows by itself, and the settings by which the rest is found.
-func (d *Daemon) known() (status.Report, config.Config) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	since := d.started.UTC().Truncate(time.Second)
+// known is the part of the report that the daemon knows by itself.
+func (d *Daemon) known(s *attachment) status.Report {
+	since := s.started.UTC().Truncate(time.Second)
 	report := status.Report{
 		Attached:   true,
-		Topology:   string(d.config.Topology),
+		Topology:   string(s.config.Topology),
 		Since:      &since,
 		Version:    d.version,
 		PID:        os.Getpid(),
-		Kubeconfig: d.routing.kubeconfig,
-		Discovery:  d.discoveryReport(time.Now()),
+		Kubeconfig: s.source.kubeconfig,
+		Discovery:  s.discovery(time.Now()),
+		Shared:     s.desired.Shared,
+		Endpoints:  endpoints(s.desired),
 	}
-	for _, about := range []string{"resolver", "transparent", "endpoints", "zones", "guard", "kubeswitch"} {
-		if problem, ok := d.problems[about]; ok {
-			report.Problems = append(report.Problems, problem)
-		}
-	}
-	newest, _ := d.routing.source.Current()
-	report.Problems = append(report.Problems, newest.Problems...)
-	if report.Discovery.Stale {
-		report.Problems = append(report.Problems, fmt.Sprintf("endpoints can't be confirmed, the last good ones are %s old: %s",
-			time.Duration(report.Discovery.AgeSeconds)*time.Second, report.Discovery.Reason))
-	}
-	for _, upstream := range d.upstreams() {
+	for _, upstream := range s.desired.Forward.Upstreams {
 		report.Resolver.Upstreams = append(report.Resolver.Upstreams, upstream.String())
 	}
-	for _, zone := range d.network.zones {
+	for _, zone := range s.desired.Zones {
 		report.Zones = append(report.Zones, status.Zone{Name: zone.Name, Group: "cluster", Source: zone.Source})
 	}
 	stats := d.forwarder.Stats()
 	report.Forwarder = status.Forwarder{Queries: stats.UDPQueries + stats.TCPQueries, Failures: stats.Failures, Loops: stats.Loops}
-	for _, address := range d.listen {
+	for _, address := range s.desired.Listen {
 		report.Forwarder.Listen = append(report.Forwarder.Listen, address.String())
 	}
-	for _, e := range d.network.endpoints {
-		entry := status.Endpoint{Address: e.Address.String(), Healthy: !e.dead, Source: e.Source, Note: e.note}
-		if e.steerable() && !e.severed {
-			entry.Interface = e.route.Interface
-		}
-		if e.severed {
-			entry.Severed, entry.Note = true, "the kernel's way to it over "+e.route.Interface+" is broken"
-		}
-		if e.dead {
-			entry.Note = strings.TrimPrefix(entry.Note+"; does not answer", "; ")
-		}
-		report.Endpoints = append(report.Endpoints, entry)
-	}
-	if len(report.Endpoints) > 0 && !slices.ContainsFunc(report.Endpoints, func(e status.Endpoint) bool { return e.Healthy }) {
-		report.Problems = append(report.Problems, "no endpoint answers: check that CoreDNS runs and that this host reaches it")
-	}
-	report.Problems = append(report.Problems, d.network.severed()...)
-	if len(report.Endpoints) == 0 && !report.Discovery.Stale {
-		report.Problems = append(report.Problems,
-			cmp.Or(report.Discovery.Reason, "no endpoint that the cluster names can be asked")+": cluster names are answered SERVFAIL")
-	}
-	if d.kubeSwitch.IsValid() && d.network.clients.Index == 0 && !d.sharesKubeSwitch() {
-		report.Problems = append(report.Problems, "no interface has the KubeSwitch address "+d.kubeSwitch.String()+": workers are not answered")
-	}
-	report.Shared = d.shared(d.network)
-	report.Discovery.Notes = slices.Concat(report.Discovery.Notes, d.network.notes)
-	if d.network.unsteered != "" {
-		report.Discovery.Notes = append(report.Discovery.Notes, unsteeredNote(d.network.unsteered))
-	}
+	report.Problems = s.allProblems(report.Discovery)
 	fillLoop(&report, stats.LastLoop)
 	var problem string
 	if report.Guardian, problem = d.guard.report(); problem != "" {
 		report.Problems = append(report.Problems, problem)
 	}
-	report.Resolver.SteeredAt = texts(d.network.resolvers)
-	return report, d.config
+	report.Resolver.SteeredAt = texts(s.desired.SteeredAt)
+	return report
 }
 
-// discoveryReport says where the endpoints and zones are from, and how old the knowledge is. The caller holds d.mu.
-func (d *Daemon) discoveryReport(now time.Time) *status.Discovery {
-	newest, ok := d.routing.source.Current()
+// allProblems are those of the plan, those that were noted since, and those of discovery, by what they concern.
+func (s *attachment) allProblems(found *status.Discovery) (texts []string) {
+	problems := slices.Clone(s.desired.Problems)
+	for kind, text := range s.problems {
+		problems = append(problems, plan.Problem{Kind: kind, Text: text})
+	}
+	newest, _ := s.source.Current()
+	for _, text := range newest.Problems {
+		problems = append(problems, plan.Problem{Kind: plan.ProblemDiscovery, Text: text})
+	}
+	if found.Stale {
+		problems = append(problems, plan.Problem{Kind: plan.ProblemDiscovery, Text: fmt.Sprintf("endpoints can't be confirmed, the last good ones are %s old: %s",
+			time.Duration(found.AgeSeconds)*time.Second, found.Reason)})
+	}
+	slices.SortStableFunc(problems, func(a, b plan.Problem) int { return int(a.Kind) - int(b.Kind) })
+	for _, p := range problems {
+		texts = append(texts, p.Text)
+	}
+	return texts
+}
+
+func endpoints(desired plan.Desired) (entries []status.Endpoint) {
+	for _, e := range desired.Endpoints {
+		entry := status.Endpoint{Address: e.Address.String(), Healthy: e.Lives(), Source: e.Source, Note: e.Note}
+		if e.Steerable() && !e.Severed {
+			entry.Interface = e.Way.Interface
+		}
+		if e.Severed {
+			entry.Severed, entry.Note = true, "the kernel's way to it over "+e.Way.Interface+" is broken"
+		}
+		if e.Dead {
+			entry.Note = strings.TrimPrefix(entry.Note+"; does not answer", "; ")
+		}
+		entries = append(entries, entry)
+	}
+	return entries
+}
+
+// discovery says where the endpoints and zones are from, and how old the knowledge is.
+func (s *attachment) discovery(now time.Time) *status.Discovery {
+	newest, ok := s.source.Current()
 	if !ok {
-		newest = d.snapshot
+		newest = s.snapshot
 	}
 	report := &status.Discovery{
 		Service: newest.Service, Updated: newest.Updated.UTC().Truncate(time.Second),
-		Stale: newest.Stale, Reason: newest.Reason, Notes: slices.Concat(newest.Notes, d.network.left),
+		Stale: newest.Stale, Reason: newest.Reason, Notes: slices.Concat(newest.Notes, s.desired.Notes),
 	}
 	if newest.Service != "" { // what the user has named does not age
 		report.AgeSeconds = max(0, int64(now.Sub(newest.Updated)/time.Second))
@@ -147,7 +147,7 @@ func fillResolver(report *status.Report, manager *resolvconf.Manager, c config.C
 	if c.Resolver == config.ResolverTransparent {
 		report.Resolver.State = string(c.Resolver)
 		if report.Resolver.SteeredAt == nil { // the daemon knows better
-			report.Resolver.SteeredAt = texts(loopbackResolvers(inspection.File))
+			report.Resolver.SteeredAt = texts(plan.LoopbackOf(inspection.File.Nameservers))
 		}
 	}
 	standing := resolvconf.StandingUnsettled
@@ -214,7 +214,7 @@ func Status(ctx context.Context, c config.Config) (status.Report, error) {
 		report.Topology, report.Version, report.Kubeconfig = string(c.Topology), header.Version, c.Kubeconfig
 		since := header.Since.UTC().Truncate(time.Second)
 		report.Since = &since
-		zones, err := configuredZones(c)
+		zones, err := plan.ConfiguredZones(c)
 		if err != nil {
 			return status.Report{}, err
 		}

@@ -35,9 +35,9 @@ func (e *evidence) Writer(name string) string {
 func (d *Daemon) keepResolver() {
 	d.evidence = new(evidence)
 	d.keeper = resolvconf.NewKeeper(resolvconf.KeeperOptions{
-		Manager: d.resolver, TakeOver: d.takeOver(), Evidence: d.evidence,
-		Servers: d.follow, Logger: d.log.Named("resolver"),
-	}, d.inspection)
+		Manager: d.resolver, TakeOver: takeOver(d.now.config), Evidence: d.evidence,
+		Servers: d.followServers, Logger: d.log.Named("resolver"),
+	}, d.now.inspection)
 }
 
 // resolverWatch looks after the resolver file from serve's loop.
@@ -68,10 +68,7 @@ func (w *resolverWatch) close() {
 }
 
 func (w *resolverWatch) check() {
-	w.d.mu.Lock()
-	policy := changePolicy(w.d.config)
-	w.d.mu.Unlock()
-	if again := w.d.keeper.Check(policy); again > 0 {
+	if again := w.d.keeper.Check(changePolicy(w.d.now.config)); again > 0 {
 		w.due.Reset(again)
 	}
 }
@@ -86,20 +83,17 @@ func changePolicy(c config.Config) resolvconf.Policy {
 	return resolvconf.PolicyRetake
 }
 
-// follow goes over to the servers that the host has now. A failure leaves the old ones in use.
-func (d *Daemon) follow(now resolvconf.Inspection) error {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	oldInspection, oldUpstreams := d.inspection, d.routing.upstreams
-	d.inspection, d.routing.upstreams = now, upstreams(d.config, now)
-	if err := d.program(d.snapshot); err != nil {
-		d.inspection, d.routing.upstreams = oldInspection, oldUpstreams
+// followServers goes over to the servers that the host has now. A failure leaves the old ones in use.
+func (d *Daemon) followServers(now resolvconf.Inspection) error {
+	next := d.now.clone()
+	next.inspection = now
+	if err := d.enter(next); err != nil {
 		return fmt.Errorf("go over to the servers of %s: %w", now.Target, err)
 	}
 	if err := d.publishKubeletFile(); err != nil {
 		d.log.Error("resolver file for pods not renewed", zap.Error(err))
 	}
-	d.log.Info("servers", zap.Stringers("upstreams", d.routing.upstreams), zap.String("path", now.Target))
+	d.log.Info("servers", zap.Stringers("upstreams", d.now.desired.Forward.Upstreams), zap.String("path", now.Target))
 	return nil
 }
 

@@ -12,6 +12,8 @@ import (
 	"time"
 
 	"github.com/miekg/dns"
+
+	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/plan"
 )
 
 // selfTestTry is how long one query of the self-test waits. Another follows until attach's own time is over.
@@ -28,30 +30,32 @@ func (d *Daemon) selfTest(ctx context.Context) error {
 	changed := make(chan struct{}, 1)
 	watching.Go(func() { d.watchHealth(ctx, func() { poke(changed) }) })
 	tested := make(chan error, 1)
-	n := d.network
+	c, n := d.now.config, d.now.desired
 	watching.Go(func() {
-		if d.isTransparent() {
+		if plan.IsTransparent(c) {
 			tested <- d.testTransparent(ctx, n)
 		} else {
-			tested <- d.awaitAnswer(ctx, d.listen[0], n)
+			tested <- d.awaitAnswer(ctx, n.Listen[0], n)
 		}
 	})
 	for {
 		select {
 		case <-changed:
-			d.reroute()
+			d.replan()
 		case err := <-tested:
-			if problems := d.network.severed(); err != nil && len(problems) > 0 {
-				return fmt.Errorf("%w: %s", err, problems[0])
+			if i := slices.IndexFunc(d.now.desired.Problems, isWay); err != nil && i >= 0 {
+				return fmt.Errorf("%w: %s", err, d.now.desired.Problems[i].Text)
 			}
 			return err
 		}
 	}
 }
 
+func isWay(p plan.Problem) bool { return p.Kind == plan.ProblemWay }
+
 // awaitAnswer asks a server for the first zone's SOA until it answers or ctx ends.
-func (d *Daemon) awaitAnswer(ctx context.Context, server netip.AddrPort, n network) error {
-	name := dns.Fqdn(n.zones[0].Name)
+func (d *Daemon) awaitAnswer(ctx context.Context, server netip.AddrPort, n plan.Desired) error {
+	name := dns.Fqdn(n.Zones[0].Name)
 	reason := context.Cause(ctx)
 	for ctx.Err() == nil {
 		err := askSOA(ctx, server, name)
@@ -71,16 +75,16 @@ func (d *Daemon) awaitAnswer(ctx context.Context, server netip.AddrPort, n netwo
 		}
 	}
 	return fmt.Errorf("self-test: %s does not answer for %s within %s: %w: %s",
-		server, name, d.config.Wait, reason, d.selfTestRemedy(context.WithoutCancel(ctx), name))
+		server, name, d.seen.Load().config.Wait, reason, d.selfTestRemedy(context.WithoutCancel(ctx), name))
 }
 
 // selfTestRemedy tells an endpoint that can't be reached from one that only steered queries don't reach.
 func (d *Daemon) selfTestRemedy(ctx context.Context, name string) string {
 	if d.datapath != nil {
-		for _, e := range d.network.endpoints {
-			if e.steerable() && askSOA(ctx, e.Address, name) == nil {
+		for _, e := range d.seen.Load().desired.Endpoints {
+			if e.Steerable() && askSOA(ctx, e.Address, name) == nil {
 				return fmt.Sprintf("CoreDNS at %s answers when it is asked directly, so what the kernel steers, or the reply to it, "+
-					"is lost on the way: look for a firewall at %s, or attach with --no-bpf", e.Address, e.route.Interface)
+					"is lost on the way: look for a firewall at %s, or attach with --no-bpf", e.Address, e.Way.Interface)
 			}
 		}
 	}
@@ -88,9 +92,7 @@ func (d *Daemon) selfTestRemedy(ctx context.Context, name string) string {
 }
 
 func (d *Daemon) someLives() bool {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	return slices.ContainsFunc(d.network.endpoints, endpoint.lives)
+	return slices.ContainsFunc(d.seen.Load().desired.Endpoints, plan.Endpoint.Lives)
 }
 
 var errNoneLives = errors.New("no endpoint answers")

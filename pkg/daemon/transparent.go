@@ -13,7 +13,7 @@ import (
 
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/config"
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/datapath"
-	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/resolvconf"
+	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/plan"
 )
 
 var (
@@ -23,74 +23,40 @@ var (
 	errNotSteered = errors.New("the host's resolver itself answers: something redirects queries before they leave through lo")
 )
 
-// loopbackResolvers are the servers that programs which read the file ask on this host itself, in the file's order. The
-// unspecified address is one: what is sent there goes to loopback (ip(7)).
-func loopbackResolvers(file resolvconf.File) (resolvers []netip.Addr) {
-	for _, address := range file.Nameservers {
-		address = address.Unmap()
-		switch {
-		case address.IsUnspecified() && address.Is4():
-			address = loopback4
-		case address.IsUnspecified():
-			address = loopback6
-		}
-		if address.IsLoopback() && !slices.Contains(resolvers, address) {
-			resolvers = append(resolvers, address)
-		}
-	}
-	return resolvers
-}
-
 // findResolvers decides whose queries a transparent attach steers.
 func (d *Daemon) findResolvers() error {
-	d.resolvers = loopbackResolvers(d.inspection.File)
-	if len(d.resolvers) > 0 {
+	file := d.now.inspection.File
+	d.now.resolvers = plan.LoopbackOf(file.Nameservers)
+	if len(d.now.resolvers) > 0 {
 		return nil
 	}
 	return fmt.Errorf("%s: %w: its servers are %v: use --resolver takeover, which puts one there",
-		d.config.ResolvConf, ErrNoLoopbackResolver, d.inspection.File.Nameservers)
+		d.now.config.ResolvConf, ErrNoLoopbackResolver, file.Nameservers)
 }
-
-// isTransparent is a setting that can't change while attached.
-func (d *Daemon) isTransparent() bool { return d.config.Resolver == config.ResolverTransparent }
 
 // followResolver has the kernel steer queries to the host's resolver where it is now. A file that names none, half
 // written perhaps, changes nothing.
 func (d *Daemon) followResolver() {
-	if !d.isTransparent() {
+	if !plan.IsTransparent(d.now.config) {
 		return
 	}
 	inspection, err := d.resolver.Inspect()
-	found := loopbackResolvers(inspection.File)
-	d.mu.Lock()
+	found := plan.LoopbackOf(inspection.File.Nameservers)
 	switch {
 	case err != nil:
-		d.problems["transparent"] = err.Error()
+		d.note(plan.ProblemTransparent, err.Error())
 	case len(found) == 0:
-		d.problems["transparent"] = fmt.Sprintf("%s: %s any more: programs ask %v, which is not steered: detach, and attach with --resolver takeover",
-			d.config.ResolvConf, ErrNoLoopbackResolver, inspection.File.Nameservers)
+		d.note(plan.ProblemTransparent, fmt.Sprintf("%s: %s any more: programs ask %v, which is not steered: detach, and attach with --resolver takeover",
+			d.now.config.ResolvConf, ErrNoLoopbackResolver, inspection.File.Nameservers))
 	default:
-		delete(d.problems, "transparent")
-		if !slices.Equal(found, d.resolvers) {
-			d.log.Info("the host's resolver has moved", zap.Stringers("from", d.resolvers), zap.Stringers("to", found))
-			d.resolvers = found
+		d.note(plan.ProblemTransparent, "")
+		if !slices.Equal(found, d.now.resolvers) {
+			d.log.Info("the host's resolver has moved", zap.Stringers("from", d.now.resolvers), zap.Stringers("to", found))
+			next := d.now.clone()
+			next.resolvers = found
+			d.update(next)
 		}
 	}
-	// Also if it moved before, and could not be followed then.
-	same := slices.Equal(d.resolvers, d.network.resolvers)
-	d.mu.Unlock()
-	if !same {
-		d.reroute()
-	}
-}
-
-// upstreams are the servers that the forwarder asks. In transparent mode that is the host's resolver, wherever it is
-// now: it does not ask us, and it knows which names go where. The caller holds d.mu or is alone.
-func (d *Daemon) upstreams() []netip.AddrPort {
-	if !d.isTransparent() || len(d.config.Upstreams) > 0 {
-		return d.routing.upstreams
-	}
-	return onDNSPort(d.resolvers)
 }
 
 func onDNSPort(addresses []netip.Addr) []netip.AddrPort {
@@ -103,11 +69,11 @@ func onDNSPort(addresses []netip.Addr) []netip.AddrPort {
 
 // testTransparent asks each of the host's resolvers that an endpoint can be steered to for. The answer must not be the
 // resolver's own.
-func (d *Daemon) testTransparent(ctx context.Context, n network) error {
-	targets := backends(n.endpoints)
+func (d *Daemon) testTransparent(ctx context.Context, n plan.Desired) error {
+	targets := n.Kernel.Backends
 	tested := false
-	for _, server := range onDNSPort(n.resolvers) {
-		sameFamily := func(b datapath.Backend) bool { return b.Address.Addr().Is4() == server.Addr().Is4() }
+	for _, server := range onDNSPort(n.SteeredAt) {
+		sameFamily := func(b plan.Backend) bool { return b.Address.Addr().Is4() == server.Addr().Is4() }
 		if !slices.ContainsFunc(targets, sameFamily) {
 			continue
 		}
@@ -118,13 +84,13 @@ func (d *Daemon) testTransparent(ctx context.Context, n network) error {
 	}
 	if !tested {
 		return fmt.Errorf("self-test: no endpoint can be steered to from %v: attach with one of the same address family, behind an interface with an Ethernet header, or with --resolver takeover",
-			n.resolvers)
+			n.SteeredAt)
 	}
 	return nil
 }
 
 // testSteered wants an answer from an address, and an endpoint's reply to have been delivered meanwhile.
-func (d *Daemon) testSteered(ctx context.Context, server netip.AddrPort, n network) error {
+func (d *Daemon) testSteered(ctx context.Context, server netip.AddrPort, n plan.Desired) error {
 	before, err := d.datapath.Counters()
 	if err != nil {
 		return err

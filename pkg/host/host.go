@@ -12,6 +12,7 @@ import (
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/config"
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/datapath"
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/netdev"
+	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/plan"
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/state"
 )
 
@@ -27,6 +28,7 @@ type Host struct {
 	journal  *state.Journal
 	log      *zap.Logger
 	datapath *datapath.Datapath // nil without BPF
+	hooks    []plan.Hook        // of the last plan
 }
 
 // New returns a Host whose changes are recorded in the journal. Nothing is changed yet.
@@ -46,7 +48,7 @@ func (h *Host) Load() error {
 	if err != nil {
 		return err
 	}
-	for _, name := range netdev.LoopbackSysctls() {
+	for _, name := range plan.LoopbackSysctls() {
 		if err := h.setSysctl(name, "1"); err != nil {
 			return err
 		}
@@ -84,9 +86,4 @@ func (h *Host) Drain(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, drainTimeout)
 	defer cancel()
 	return h.datapath.Drain(ctx)
-}
-
-// KeepFilters detaches the clsact filters that are not among those wanted, a dead daemon's too.
-func (h *Host) KeepFilters(wanted []datapath.Attachment) error {
-	return filters{h.journal}.keepOnly(wanted)
 }

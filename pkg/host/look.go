@@ -25,10 +25,10 @@ type Looker struct{ behind []netip.Prefix }
 
 // Look finds out what a plan needs to know. Who has the port of the KubeSwitch address is for the caller to say.
 func (l *Looker) Look(c config.Config, inspection resolvconf.Inspection, snapshot discovery.Snapshot) (f plan.Facts, err error) {
-	f.Resolver = resolverFacts(inspection)
-	if f.Loopback6, err = hasAddress(plan.Loopback6); err != nil {
+	if f, err = LookAtListeners(c); err != nil {
 		return f, err
 	}
+	f.Resolver = resolverFacts(inspection)
 	w, err := lookUpWays(c)
 	if err != nil {
 		return f, err
@@ -41,11 +41,15 @@ func (l *Looker) Look(c config.Config, inspection resolvconf.Inspection, snapsho
 	for _, i := range pods {
 		f.Pods = append(f.Pods, plan.Interface(i))
 	}
-	if err := lookAtKubeSwitch(&f.KubeSwitch, c, w); err != nil {
-		return f, err
-	}
 	if f.KubeSwitch.Interface.Index == 0 && len(f.Pods) == 0 {
 		return f, nil
+	}
+	if k := &f.KubeSwitch; k.Interface.Index != 0 {
+		clients := c.Allowed
+		if len(clients) == 0 {
+			clients = k.Subnets
+		}
+		k.Not = w.answers(plan.KubeSwitchAddress(c), k.Interface.Index, clients)
 	}
 	if f.Addresses, err = netdev.Addresses(); err != nil {
 		return f, err
@@ -66,42 +70,30 @@ func resolverFacts(inspection resolvconf.Inspection) plan.Resolver {
 	return r
 }
 
-func hasAddress(address netip.Addr) (bool, error) {
-	_, err := netdev.InterfaceOf(address)
-	if errors.Is(err, netdev.ErrNoInterface) {
-		return false, nil
+// LookAtListeners finds out which addresses there are to be asked at: a part of Look that every user may see. A KubeSwitch
+// address that is gone is looked for again with every change of interfaces.
+func LookAtListeners(c config.Config) (f plan.Facts, err error) {
+	_, err = netdev.InterfaceOf(plan.Loopback6)
+	if f.Loopback6 = err == nil; err != nil && !errors.Is(err, netdev.ErrNoInterface) {
+		return f, err
 	}
-	return err == nil, err
-}
-
-// lookAtKubeSwitch finds the interface with the KubeSwitch address. One that is gone is looked for again with every change of
-// interfaces.
-func lookAtKubeSwitch(f *plan.KubeSwitch, c config.Config, w ways) error {
 	address := plan.KubeSwitchAddress(c)
 	if !address.IsValid() {
-		return nil
+		return f, nil
 	}
 	found, err := netdev.InterfaceOf(address)
 	if errors.Is(err, netdev.ErrNoInterface) {
-		return nil
+		return f, nil
 	}
 	if err != nil {
-		return err
+		return f, err
 	}
-	f.Interface = plan.Interface(found)
+	f.KubeSwitch.Interface = plan.Interface(found)
 	prefixes, err := netdev.PrefixesOf(found.Name)
-	if err != nil {
-		return err
-	}
 	for _, prefix := range prefixes {
-		f.Subnets = append(f.Subnets, prefix.Masked())
+		f.KubeSwitch.Subnets = append(f.KubeSwitch.Subnets, prefix.Masked())
 	}
-	clients := c.Allowed
-	if len(clients) == 0 {
-		clients = f.Subnets
-	}
-	f.Not = w.answers(address, found.Index, clients)
-	return nil
+	return f, err
 }
 
 // ways is what decides, beside the routes, whether the kernel may steer.

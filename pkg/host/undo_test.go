@@ -12,12 +12,13 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/netdev"
+	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/plan"
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/state"
 )
 
 func TestUndoSysctl(t *testing.T) {
 	newNamespace(t)
-	for _, name := range netdev.LoopbackSysctls() {
+	for _, name := range plan.LoopbackSysctls() {
 		ours := sysctlChange{Old: "0", New: "1"}
 		setSysctl(t, name, "1")
 		line, err := undoSysctl(name, ours)
@@ -47,7 +48,7 @@ func TestUndoSysctl(t *testing.T) {
 // The journal's entry is what undo reads: through it, and a damaged one is named.
 func TestUndoChange(t *testing.T) {
 	newNamespace(t)
-	name := netdev.LoopbackSysctls()[0]
+	name := plan.LoopbackSysctls()[0]
 	setSysctl(t, name, "1")
 	data, err := json.Marshal(sysctlChange{Old: "0", New: "1"})
 	if err != nil {

@@ -11,13 +11,6 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// LoopbackSysctls are what the kernel needs to deliver a reply from 127.0.0.1 that comes back on lo by a redirect and
-// not by lo itself: without the first it is a martian destination, without the second a martian source
-// (Documentation/networking/ip-sysctl.rst). IPv6 has no such checks on lo.
-func LoopbackSysctls() []string {
-	return []string{"net.ipv4.conf.lo.route_localnet", "net.ipv4.conf.lo.accept_local"}
-}
-
 func sysctlPath(name string) string {
 	return filepath.Join("/proc/sys", strings.ReplaceAll(name, ".", "/"))
 }

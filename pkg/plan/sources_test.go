@@ -1,19 +1,14 @@
-//go:build linux
-
-package daemon
+package plan
 
 import (
 	"net/netip"
 	"testing"
-
-	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/datapath"
-	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/netdev"
 )
 
 func TestSources(t *testing.T) {
 	const (
 		uplink, kubeSwitch, cni, cali, twin = 2, 3, 4, 5, 6
-		anywhere                            = datapath.AnyInterface
+		anywhere                            = AnyInterface
 	)
 	prefixes := func(texts ...string) (list []netip.Prefix) {
 		for _, text := range texts {
@@ -23,10 +18,10 @@ func TestSources(t *testing.T) {
 	}
 	own := prefixes("127.0.0.1/8", "::1/128", "192.0.2.2/24", "fe80::2/64", "172.19.1.1/24", "172.19.1.2/24", "fd00:19::1/64", "fe80::3/64",
 		"172.20.0.1/16", "172.21.0.10/32", "172.20.9.9/32", "10.7.0.1/24", "10.7.0.2/24", "198.51.100.2/31")
-	network := func(ifindex int, prefix string) netdev.Network {
-		return netdev.Network{Ifindex: ifindex, Prefix: netip.MustParsePrefix(prefix)}
+	network := func(ifindex int, prefix string) Network {
+		return Network{Ifindex: ifindex, Prefix: netip.MustParsePrefix(prefix)}
 	}
-	networks := []netdev.Network{
+	networks := []Network{
 		network(uplink, "192.0.2.0/24"), network(uplink, "fe80::/64"), network(kubeSwitch, "172.19.1.0/24"), network(kubeSwitch, "fd00:19::/64"),
 		network(kubeSwitch, "fe80::/64"), network(cni, "172.20.0.0/16"), network(uplink, "10.7.0.0/24"), network(twin, "10.7.0.0/24"),
 		network(uplink, "198.51.100.2/31"), network(cali, "172.20.4.4/32"),
@@ -70,7 +65,7 @@ func TestSources(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			found := sources(c.allowed, kubeSwitch, own, networks)
 			for _, w := range c.want {
-				var best datapath.Source
+				var best Source
 				for _, s := range found {
 					if s.Prefix.Contains(netip.MustParseAddr(w.address)) && (!best.Prefix.IsValid() || s.Prefix.Bits() > best.Prefix.Bits()) {
 						best = s
