@@ -88,7 +88,7 @@ PARALLEL ?= 6
 
 test: ## install what is missing, build, run the tests of packages and those in the lab (minutes)
 	@scripts/bootstrap test
-	@$(MAKE) --no-print-directory build test-unit test-e2e
+	@$(MAKE) --no-print-directory --keep-going build test-unit test-e2e
 
 test-unit: test/bin/gotest ## run the tests of the product's packages
 	$(call say,unit tests)

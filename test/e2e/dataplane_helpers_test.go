@@ -305,9 +305,9 @@ func (r *responder) setBusy(busy bool) {
 
 // load asks for one name at a steady rate and knows which queries got no answer.
 type load struct {
-	conn  *net.UDPConn
-	stop  chan struct{}
-	ended sync.WaitGroup
+	conn           *net.UDPConn
+	stop           chan struct{}
+	sender, reader sync.WaitGroup
 
 	mu      sync.Mutex
 	sent    []time.Time
@@ -327,7 +327,7 @@ func startLoad(t *testing.T, node *lab.Node, server netip.AddrPort, name, want s
 		t.Fatal(err)
 	}
 	l := &load{conn: conn, stop: make(chan struct{}), replied: make(map[uint16]time.Time)}
-	l.ended.Go(func() {
+	l.reader.Go(func() {
 		buf := make([]byte, 4096)
 		for {
 			n, err := conn.Read(buf)
@@ -345,7 +345,7 @@ func startLoad(t *testing.T, node *lab.Node, server netip.AddrPort, name, want s
 		}
 	})
 	payload := pack(t, 0, name, dns.TypeA)
-	l.ended.Go(func() {
+	l.sender.Go(func() {
 		tick := time.NewTicker(every)
 		defer tick.Stop()
 		for id := uint16(0); id < 65535; id++ {
@@ -386,7 +386,8 @@ func (l *load) more(t *testing.T, n int) {
 // finish stops asking, gives what is under way its time, and returns the times at which lost queries were sent.
 func (l *load) finish() (sent int, lost []time.Time, failed int) {
 	close(l.stop)
-	deadline := time.NewTimer(noReply)
+	l.sender.Wait() // it may send one more
+	deadline := time.NewTimer(patience)
 	defer deadline.Stop()
 	poll := time.NewTicker(5 * time.Millisecond)
 	defer poll.Stop()
@@ -405,7 +406,7 @@ wait:
 		}
 	}
 	_ = l.conn.Close()
-	l.ended.Wait()
+	l.reader.Wait()
 	for id, at := range l.sent {
 		if _, ok := l.replied[uint16(id)]; !ok {
 			lost = append(lost, at)

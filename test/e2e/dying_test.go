@@ -111,7 +111,7 @@ func TestCheckBesideHang(t *testing.T) {
 	before := h.snapshot()
 	h.attach()
 	r := h.healthy()
-	must(t, h.Host(), "sh", "-c", fmt.Sprintf("kill -STOP %d %d", r.PID, r.Guardian.PID))
+	h.signal("STOP", r.PID, r.Guardian.PID)
 	for _, name := range []string{lab.Backend, lab.WWW} {
 		if r := h.run("check", name); r.code != 3 || !strings.Contains(r.stdout, "the daemon does not answer") || strings.Contains(r.stdout, "DNS is fine") {
 			t.Errorf("%s: %v", name, r)

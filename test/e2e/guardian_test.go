@@ -213,7 +213,7 @@ func TestRestoreBesideHang(t *testing.T) {
 	before, id := h.snapshot(), h.resolvConf()
 	h.attach()
 	r := h.healthy()
-	must(t, h.Host(), "sh", "-c", fmt.Sprintf("kill -STOP %d %d", r.PID, r.Guardian.PID))
+	h.signal("STOP", r.PID, r.Guardian.PID)
 	if r := h.run("restore"); r.code != 0 || !strings.Contains(r.stdout, "restored") {
 		t.Errorf("restore: %v", r)
 	}

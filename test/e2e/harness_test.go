@@ -230,10 +230,21 @@ func (h *host) healthy() report {
 	return r
 }
 
-// signal sends a signal, by name, to a process of host0.
-func (h *host) signal(name string, pid int) {
+// signal sends a signal, by name, to processes of host0. After STOP all their threads stand still, or are gone.
+func (h *host) signal(name string, pids ...int) {
 	h.t.Helper()
-	must(h.t, h.Host(), "sh", "-c", "kill -"+name+" "+strconv.Itoa(pid))
+	list := strings.Trim(fmt.Sprint(pids), "[]")
+	must(h.t, h.Host(), "sh", "-c", "kill -"+name+" "+list)
+	if name != "STOP" {
+		return
+	}
+	eventually(h.t, "the processes "+list+" have stopped", func() error {
+		states := command(h.t, h.Host(), "ps", "-L", "-o", "state=", "-p", list).stdout
+		if strings.Trim(states, "TZ\n") != "" {
+			return fmt.Errorf("their threads are %q", states)
+		}
+		return nil
+	})
 }
 
 // kill ends the daemon as the kernel's memory killer would, and waits until it is gone, and its guardian too: that one

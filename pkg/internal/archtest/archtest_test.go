@@ -55,6 +55,9 @@ var rooms = map[string][]string{
 	"test/kernel":     {"test/lab"},
 }
 
+// testLeaves are for the tests of every room.
+var testLeaves = []string{"pkg/internal/sample"}
+
 // testRooms says what tests alone may import besides.
 var testRooms = map[string][]string{
 	"pkg/datapath":   {"pkg/internal/pktgen", "pkg/netdev"},
@@ -187,7 +190,7 @@ func (s source) mayKnow() []string {
 		known = append(known, leaves...)
 	}
 	if s.test {
-		known = append(known, testRooms[s.dir]...)
+		known = slices.Concat(known, testLeaves, testRooms[s.dir])
 	}
 	return known
 }
