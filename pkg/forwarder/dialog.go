@@ -48,6 +48,9 @@ func (d *dialog) close() {
 }
 
 func (d *dialog) send() error {
+	if d.u.forbidden.Load() {
+		return errForbidden
+	}
 	buf := getBuffer()
 	defer putBuffer(buf)
 	query := append((*buf)[:0], d.out.msg...)

@@ -21,6 +21,9 @@ var errEvicted = errors.New("too many queries in flight")
 // errBadReply is a reply to our question that can't be read to its end.
 var errBadReply = errors.New("malformed reply")
 
+// errForbidden is for a server that must not be asked any more.
+var errForbidden = errors.New("not to be asked any more")
+
 // request is what is asked of a group of servers.
 type request struct {
 	*outgoing
@@ -485,7 +488,7 @@ func (s *Server) strike(u *upstream, sent time.Time, reason error) {
 
 // isOurFault reports whether err says that this host has run out of something.
 func isOurFault(err error) bool {
-	return errors.Is(err, errNoSocket) ||
+	return errors.Is(err, errNoSocket) || errors.Is(err, errForbidden) ||
 		errno.Is(err, syscall.EMFILE, syscall.ENFILE, syscall.ENOBUFS, syscall.ENOMEM, syscall.EADDRNOTAVAIL)
 }
 

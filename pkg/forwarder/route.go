@@ -32,6 +32,10 @@ type Routes struct {
 	// IPv6 zone ids (fe80::1%eth0) are kept and dialled.
 	Upstreams []netip.AddrPort
 
+	// Forbidden servers, none of those above, are not asked any more by queries in
+	// flight on the old table either: another host may have their address now.
+	Forbidden []netip.AddrPort
+
 	// Timeout and Attempts are those of resolv.conf(5), by which the stub
 	// resolvers of the clients go: no server is given up sooner than they give
 	// up. Rotate spreads queries over Upstreams. 0 means DefaultTimeout and
@@ -50,11 +54,23 @@ func (s *Server) SetRoutes(r Routes) error {
 	if r.Timeout < 0 || r.Attempts < 0 {
 		return errors.New("set routes: negative timeout or attempts")
 	}
-	t, err := newTable(r, s.ownAddrs(), s.routes.Load(), &s.policy)
+	old := s.routes.Load()
+	t, err := newTable(r, s.ownAddrs(), old, &s.policy)
 	if err != nil {
 		return fmt.Errorf("set routes: %w", err)
 	}
+	for _, u := range t.known {
+		u.forbidden.Store(false)
+	}
 	s.routes.Store(t)
+	if old == nil {
+		return nil
+	}
+	for _, addr := range r.Forbidden {
+		if u := old.known[unmap(addr)]; u != nil && t.known[u.addr] == nil {
+			u.forbidden.Store(true)
+		}
+	}
 	return nil
 }
 

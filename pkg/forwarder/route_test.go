@@ -212,3 +212,33 @@ func TestManyZones(t *testing.T) {
 		}
 	}
 }
+
+// TestForbidden: a query that is in flight on the old routes does not turn to a server that must not be asked any more.
+func TestForbidden(t *testing.T) {
+	asked := make(chan struct{}, 1)
+	first, second := newPeer(t, func(*peerQuery) {
+		select {
+		case asked <- struct{}{}:
+		default:
+		}
+	}), newPeer(t, answerTXT("another host"))
+	routes := external(first, second)
+	routes.Timeout, routes.Attempts = time.Second, 1
+	s := start(t, routes)
+	c := dial(t, s, "udp")
+	c.send(pack(t, query("www.example.org.", true)))
+	<-asked
+	third := newPeer(t, answerTXT("well"))
+	now := external(third)
+	now.Forbidden = routes.Upstreams
+	if err := s.SetRoutes(now); err != nil {
+		t.Fatal(err)
+	}
+	wantRcode(t, unpack(t, c.receive()), dns.RcodeServerFailure)
+	wantText(t, ask(t, s, "www.example.org."), "well")
+	// It may come back.
+	if err := s.SetRoutes(external(second)); err != nil {
+		t.Fatal(err)
+	}
+	wantText(t, ask(t, s, "www.example.org."), "another host")
+}

@@ -35,6 +35,8 @@ type upstream struct {
 	udpAddr *net.UDPAddr
 	policy  *healthPolicy
 
+	forbidden atomic.Bool // see Routes.Forbidden
+
 	queries  atomic.Uint64
 	failures atomic.Uint64
 

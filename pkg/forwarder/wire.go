@@ -70,6 +70,9 @@ func (s *Server) converseTCP(ctx context.Context, u *upstream, out *outgoing, ne
 	}
 	defer conn.Close()
 	defer context.AfterFunc(ctx, func() { _ = conn.SetDeadline(past) })()
+	if u.forbidden.Load() { // since the connection was begun, perhaps
+		return nil, errForbidden
+	}
 
 	id := randomID()
 	socket := conn.LocalAddr().(*net.TCPAddr).AddrPort()

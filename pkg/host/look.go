@@ -21,7 +21,10 @@ import (
 // Looker finds out what this host is. It remembers which networks were behind an interface: what it finds an address of such
 // a network behind later, by a default route, is another host that happens to have it. Its methods are for one goroutine at
 // a time.
-type Looker struct{ behind []netip.Prefix }
+type Looker struct {
+	behind []behind
+	usual  map[netip.Addr]behind // where each endpoint was last
+}
 
 // Look finds out what a plan needs to know. Who has the port of the KubeSwitch address is for the caller to say.
 func (l *Looker) Look(c config.Config, inspection resolvconf.Inspection, snapshot discovery.Snapshot) (f plan.Facts, err error) {
@@ -117,16 +120,18 @@ func lookUpWays(c config.Config) (w ways, err error) {
 // ways finds the way to each endpoint and upstream.
 func (l *Looker) ways(w ways, c config.Config, r plan.Resolver, snapshot discovery.Snapshot) map[netip.Addr]plan.Way {
 	found := make(map[netip.Addr]plan.Way)
-	for _, address := range r.Upstreams {
-		found[address], _ = w.to(netip.AddrPortFrom(address, config.DNSPort))
+	outside := make(map[string]bool) // the interfaces towards upstreams
+	for _, upstream := range slices.Concat(c.Upstreams, onDNSPort(r.Upstreams)) {
+		way, _ := w.to(upstream)
+		found[upstream.Addr()], outside[way.Interface] = way, true
 	}
-	for _, upstream := range c.Upstreams {
-		found[upstream.Addr()], _ = w.to(upstream)
+	if l.usual == nil {
+		l.usual = make(map[netip.Addr]behind)
 	}
 	node := nodeName(c)
 	for _, e := range snapshot.Endpoints {
 		way, network := w.to(e.Address)
-		way.Astray = l.astray(e, way, network, node)
+		way.Astray = l.astray(e, way, network, outside, node)
 		found[e.Address.Addr()] = way
 	}
 	return found
@@ -137,26 +142,37 @@ func nodeName(c config.Config) string {
 	return cmp.Or(c.NodeName, strings.ToLower(name))
 }
 
+// behind is a network that endpoints were found in, and the interface that it was behind.
+type behind struct {
+	network netip.Prefix
+	iface   string
+}
+
 // defaultBits bounds the length of a default route: a VPN may have one in two halves.
 const defaultBits = 1
 
-// astray says why an endpoint is not to be asked where its route leads: by a default route, though its network was behind an
-// interface of this host, or it runs on this host. A cluster whose pods are behind the default route altogether is fine.
-func (l *Looker) astray(e discovery.Endpoint, way plan.Way, network netip.Prefix, node string) string {
-	address := e.Address.Addr().WithZone("")
-	switch {
-	case way.Ifindex == 0 || network.Bits() > defaultBits:
-		if way.Ifindex != 0 && !slices.Contains(l.behind, network) {
-			l.behind = append(l.behind, network)
-		}
+// astray says why an endpoint is not to be asked where its route leads: by the way to everywhere, though its network was
+// behind an interface of this host before, or it runs on this host. Where the route was such a one from the beginning, as
+// in a cluster whose pods are behind the default gateway altogether, it is fine.
+func (l *Looker) astray(e discovery.Endpoint, way plan.Way, network netip.Prefix, outside map[string]bool, node string) string {
+	if way.Ifindex == 0 {
 		return ""
-	case e.Node != "" && e.Node == node:
+	}
+	address, now := e.Address.Addr().WithZone(""), behind{network, way.Interface}
+	isDefault := network.Bits() <= defaultBits
+	if isDefault && e.Node != "" && e.Node == node {
 		return fmt.Sprintf("it runs on this host, and only the default route over %s leads there: the interface to its network is gone", way.Interface)
 	}
-	for _, network := range l.behind {
-		if network.Contains(address) {
-			return fmt.Sprintf("its network %s is behind no interface any more: only the default route over %s leads there", network, way.Interface)
+	if (isDefault || outside[way.Interface]) && l.usual[address] != now {
+		for _, b := range l.behind {
+			if b.network.Contains(address) && b.network.Bits() > network.Bits() && (isDefault || b.iface != way.Interface) {
+				return fmt.Sprintf("its network %s is behind %s no more: only the default route over %s leads there", b.network, b.iface, way.Interface)
+			}
 		}
+	}
+	l.usual[address] = now
+	if !isDefault && !slices.Contains(l.behind, now) {
+		l.behind = append(l.behind, now)
 	}
 	return ""
 }
@@ -202,6 +218,13 @@ func (w ways) answers(from netip.Addr, ifindex int, clients []netip.Prefix) (not
 		}
 	}
 	return ""
+}
+
+func onDNSPort(addresses []netip.Addr) (servers []netip.AddrPort) {
+	for _, address := range addresses {
+		servers = append(servers, netip.AddrPortFrom(address, config.DNSPort))
+	}
+	return servers
 }
 
 func single(address netip.Addr) netip.Prefix {

@@ -136,6 +136,8 @@ type Routes struct {
 	Unserved string
 	// Upstreams answer all other names.
 	Upstreams []netip.AddrPort
+	// Forbidden servers are not asked by queries in flight either.
+	Forbidden []netip.AddrPort
 	// Timeout, Attempts and Rotate are the options of resolv.conf(5); 0 stands for the default.
 	Timeout  time.Duration
 	Attempts int

@@ -138,6 +138,7 @@ func (in Input) routes(d Desired) Routes {
 		Unserved: in.Snapshot.Reason, Timeout: resolver.Timeout, Attempts: resolver.Attempts, Rotate: resolver.Rotate,
 	}
 	living := d.Addresses(Endpoint.Lives)
+	routes.Forbidden = d.Addresses(func(e Endpoint) bool { return !e.Asked() })
 	for _, zone := range d.Zones {
 		routes.Zones[zone.Name] = living
 	}

@@ -229,7 +229,6 @@ users: [{name: admin, user: {token: x}}]
 		{name: "kubeconfig malformed", prepare: withFile(kubeconfig, "clusters: [\n"), args: []string{"attach", "--kubeconfig", kubeconfig}, code: 1, says: []string{kubeconfig, "repair"}},
 		{name: "kubeconfig empty", prepare: withFile(kubeconfig, ""), args: []string{"attach", "--kubeconfig", kubeconfig}, code: 1, says: []string{kubeconfig, "names no cluster"}},
 		{name: "apiserver unreachable", prepare: withFile(kubeconfig, unreachable), args: []string{"attach", "--kubeconfig", kubeconfig, "--wait", "2s"}, code: 1, says: []string{"apiserver", "connection refused", "--dns-endpoint"}},
-		{name: "no such KubeSwitch address", args: attachArgs("--kubeswitch-address", "10.9.9.9"), code: 1, says: []string{"10.9.9.9", "--kubeswitch-address"}},
 
 		{name: "CoreDNS down", prepare: stopped, args: attachArgs("--wait", "3s"), code: 1, says: []string{"self-test", "cluster.local", "3s", "CoreDNS"}},
 		{name: "CoreDNS down, no-bpf", prepare: stopped, args: attachArgs("--wait", "3s", "--no-bpf"), code: 1, says: []string{"self-test", "cluster.local", "3s", "CoreDNS"}},

@@ -16,6 +16,8 @@ func TestPodNetworkGone(t *testing.T) {
 	for name, c := range map[string]struct{ away, back string }{
 		"down":         {"ip link set cni0 down", "ip link set cni0 up; ip -6 address replace fd00:20::1/64 dev cni0 nodad"},
 		"without both": {"ip address flush dev cni0", "ip address add 172.20.0.1/16 dev cni0; ip address add fd00:20::1/64 dev cni0 nodad"},
+		"down, with a site's wide route": {"ip link set cni0 down; ip route add 172.16.0.0/12 via " + lab.Outside4,
+			"ip route del 172.16.0.0/12; ip link set cni0 up; ip -6 address replace fd00:20::1/64 dev cni0 nodad"},
 		"deleted": {"ip link del cni0", "ip link add cni0 address 52:54:00:00:00:02 type bridge; ip link set cni0 up; " +
 			"ip address add 172.20.0.1/16 dev cni0; ip address add fd00:20::1/64 dev cni0 nodad; " +
 			"for port in vcoredns0 vcoredns1 vapp; do ip link set $port master cni0; done"},
