@@ -80,7 +80,7 @@ test/bin/glibcloop: test/cmd/cloop/loop.c
 	@mkdir -p test/bin
 	gcc -O2 -Wall -Wextra -Werror -o $@ $<
 
-# Which suite a test belongs to is in its name. TestKube...: needs a real Kubernetes. TestLong...: all cases of what others
+# Which suite a test belongs to is in its name. TestKubernetes...: needs a real one. TestLong...: all cases of what others
 # take a sample of, sizes and durations; K2S_SAMPLE=10 takes a tenth of them. All others run in `make test`.
 # K2S_SEED repeats the samples of a run, which prints it. A test that can't run here fails instead of being skipped.
 GOTEST   = $(SUDO) env K2S_LAB_REQUIRED=1 K2S_SEED=$(K2S_SEED) K2S_SAMPLE=$(K2S_SAMPLE) $(CURDIR)/test/bin/gotest -count=1
@@ -96,13 +96,13 @@ test-unit: test/bin/gotest ## run the tests of the product's packages
 
 test-e2e: build helpers test/bin/resolved ## run the tests in the lab: namespaces, a real CoreDNS, a real unbound
 	$(call say,end-to-end tests)
-	cd test && $(GOTEST) -timeout 20m -parallel $(PARALLEL) -skip '^Test(Kube|Long)' ./...
+	cd test && $(GOTEST) -timeout 20m -parallel $(PARALLEL) -skip '^Test(Kubernetes|Long)' ./...
 
 test-cluster: ## run the tests in the lab with a real Kubernetes
 	@scripts/bootstrap test
 	@$(MAKE) --no-print-directory build helpers cluster
 	$(call say,end-to-end tests with Kubernetes)
-	cd test && $(GOTEST) -timeout 30m -run '^TestKube' ./e2e
+	cd test && $(GOTEST) -timeout 30m -run '^TestKubernetes' -parallel 3 ./e2e
 
 test-long: ## run what takes long: all faults, sizes, cycles; everything with the race detector
 	@scripts/bootstrap test

@@ -136,9 +136,9 @@ func TestFindKubeconfig(t *testing.T) {
 	}
 }
 
-// TestKubeOthersKubeconfig: what somebody else could have written does nothing with our rights, however it was named and
+// TestKubernetesOthersKubeconfig: what somebody else could have written does nothing with our rights, however it was named and
 // whenever it changed.
-func TestKubeOthersKubeconfig(t *testing.T) {
+func TestKubernetesOthersKubeconfig(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("gives files away, which takes root")
 	}

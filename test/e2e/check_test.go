@@ -159,7 +159,7 @@ func (c checked) step(t *testing.T, about, state, text string) {
 }
 
 // Each verdict about a Service, with the part that it names really broken.
-func TestKubeCheck(t *testing.T) {
+func TestKubernetesCheck(t *testing.T) {
 	w := raiseWeb(t)
 	ctx := t.Context()
 	stop0, stop1 := w.servePod(0), w.servePod(1)
@@ -316,8 +316,8 @@ func TestCheckUsage(t *testing.T) {
 	}
 }
 
-// TestKubeCheckAsKubeProxy: what kube-proxy delivers to is what check judges by, and what it does not by policy is no fault.
-func TestKubeCheckAsKubeProxy(t *testing.T) {
+// TestKubernetesCheckAsKubeProxy: what kube-proxy delivers to is what check judges by, and what it does not by policy is no fault.
+func TestKubernetesCheckAsKubeProxy(t *testing.T) {
 	w := raiseWeb(t)
 	ctx := t.Context()
 	w.servePod(0)

@@ -10,9 +10,9 @@ import (
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/test/lab"
 )
 
-// TestKubeBadEndpoints: whatever one address of a slice is, the others are followed, before and after, and status says what is
+// TestKubernetesBadEndpoints: whatever one address of a slice is, the others are followed, before and after, and status says what is
 // left out. None of them may have a query go where no cluster name belongs.
-func TestKubeBadEndpoints(t *testing.T) {
+func TestKubernetesBadEndpoints(t *testing.T) {
 	h, c := onCluster(t, cluster.Options{})
 	h.attach(discovered, ranges)
 	h.follows(patience, lab.CoreDNS0v4, lab.CoreDNS1v4)

@@ -95,9 +95,9 @@ func (h *host) confirmed() {
 	})
 }
 
-// TestKubeClusterChurn is what happens to an apiserver in a year. Whatever it is, the last good set stays in use, and what
+// TestKubernetesClusterChurn is what happens to an apiserver in a year. Whatever it is, the last good set stays in use, and what
 // comes after it is followed.
-func TestKubeClusterChurn(t *testing.T) {
+func TestKubernetesClusterChurn(t *testing.T) {
 	h, c := onCluster(t, cluster.Options{})
 	h.attach(discovered, ranges, []string{"--pods", "cni0"})
 	both := []string{lab.CoreDNS0v4, lab.CoreDNS1v4}
@@ -308,8 +308,8 @@ func (h *host) cutOff(ctx context.Context, cut bool) error {
 		"add rule ip cut out ip daddr "+lab.KubeSwitch4+" tcp dport 6443 drop")
 }
 
-// TestKubeSlowAPIServer: nothing is programmed before the first answer, and attach waits for it as long as it may.
-func TestKubeSlowAPIServer(t *testing.T) {
+// TestKubernetesSlowAPIServer: nothing is programmed before the first answer, and attach waits for it as long as it may.
+func TestKubernetesSlowAPIServer(t *testing.T) {
 	h, c := onCluster(t, cluster.Options{})
 	before := h.snapshot()
 	if err := c.PauseAPIServer(); err != nil {
@@ -351,9 +351,9 @@ func TestKubeSlowAPIServer(t *testing.T) {
 	resolve(t, h.Host(), hostDNS, lab.Backend, lab.Backend4)
 }
 
-// TestKubeRestoredEtcd: after a restore of etcd resource versions go back, and a watch from one that is yet to come is silent.
+// TestKubernetesRestoredEtcd: after a restore of etcd resource versions go back, and a watch from one that is yet to come is silent.
 // The endpoints are those of the restored state, and changes of it are followed, long before that version is reached.
-func TestKubeRestoredEtcd(t *testing.T) {
+func TestKubernetesRestoredEtcd(t *testing.T) {
 	h, c := onCluster(t, cluster.Options{})
 	h.attach(discovered, ranges)
 	both := []string{lab.CoreDNS0v4, lab.CoreDNS1v4}

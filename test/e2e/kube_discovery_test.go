@@ -89,9 +89,9 @@ func (h *host) awaitZones(want ...string) {
 	})
 }
 
-// TestKubeDiscoveredZones: zones come from the Corefile, from ServiceCIDR objects and from Nodes, and follow each of them.
+// TestKubernetesDiscoveredZones: zones come from the Corefile, from ServiceCIDR objects and from Nodes, and follow each of them.
 // All is read with the rights of the RBAC manifest, and nothing that is read is refused.
-func TestKubeDiscoveredZones(t *testing.T) {
+func TestKubernetesDiscoveredZones(t *testing.T) {
 	h, c := onCluster(t, cluster.Options{})
 	const corefile = `.:53 {
     kubernetes cluster.local in-addr.arpa ip6.arpa {
@@ -175,8 +175,8 @@ corp.example:53 {
 	}
 }
 
-// TestKubeFewerRights: what is optional may be forbidden. It is a note in status, and no reason not to attach.
-func TestKubeFewerRights(t *testing.T) {
+// TestKubernetesFewerRights: what is optional may be forbidden. It is a note in status, and no reason not to attach.
+func TestKubernetesFewerRights(t *testing.T) {
 	h, c := onCluster(t, cluster.Options{})
 	file := reader(t, c)
 	if err := c.Client.RbacV1().ClusterRoleBindings().Delete(t.Context(), readerName, metav1.DeleteOptions{}); err != nil {
@@ -201,8 +201,8 @@ func TestKubeFewerRights(t *testing.T) {
 	})
 }
 
-// TestKubeOtherDNSService: a distribution may call its Service as it likes.
-func TestKubeOtherDNSService(t *testing.T) {
+// TestKubernetesOtherDNSService: a distribution may call its Service as it likes.
+func TestKubernetesOtherDNSService(t *testing.T) {
 	h := raise(t, lab.Options{})
 	c := cluster.Start(t, h.Lab, cluster.Options{})
 	service := cluster.NewDNSService(nil)
@@ -225,9 +225,9 @@ func TestKubeOtherDNSService(t *testing.T) {
 	}
 }
 
-// TestKubeRevokedToken: the token of a ServiceAccount that is gone is refused, which status says; with a new one in its file
+// TestKubernetesRevokedToken: the token of a ServiceAccount that is gone is refused, which status says; with a new one in its file
 // all is well again. Meanwhile the last good endpoints stay.
-func TestKubeRevokedToken(t *testing.T) {
+func TestKubernetesRevokedToken(t *testing.T) {
 	h, c := onCluster(t, cluster.Options{})
 	file := reader(t, c)
 	h.attach([]string{"--kubeconfig", file})
@@ -261,8 +261,8 @@ func TestKubeRevokedToken(t *testing.T) {
 	})
 }
 
-// TestKubeRenewedKubeconfig: a token inside the kubeconfig is renewed there, and the next attach knows of it as well.
-func TestKubeRenewedKubeconfig(t *testing.T) {
+// TestKubernetesRenewedKubeconfig: a token inside the kubeconfig is renewed there, and the next attach knows of it as well.
+func TestKubernetesRenewedKubeconfig(t *testing.T) {
 	h, c := onCluster(t, cluster.Options{})
 	reader(t, c)
 	const file = cluster.Dir + "/renewed.kubeconfig"
@@ -315,9 +315,9 @@ func TestKubeRenewedKubeconfig(t *testing.T) {
 	h.follows(patience, lab.CoreDNS1v4)
 }
 
-// TestKubeOthersKubeconfig: a kubeconfig of an unprivileged user runs nothing and reads nothing with root's rights, not even if
+// TestKubernetesOthersKubeconfig: a kubeconfig of an unprivileged user runs nothing and reads nothing with root's rights, not even if
 // that came into it after an attach.
-func TestKubeOthersKubeconfig(t *testing.T) {
+func TestKubernetesOthersKubeconfig(t *testing.T) {
 	h, _ := onCluster(t, cluster.Options{})
 	const (
 		home  = "/run/lab/alice"
@@ -364,8 +364,8 @@ func TestKubeOthersKubeconfig(t *testing.T) {
 	resolve(t, h.Host(), hostDNS, lab.Backend, lab.Backend4)
 }
 
-// TestKubeHostileCorefile: whoever may edit one ConfigMap neither stops the hosts of the cluster nor takes everybody's names.
-func TestKubeHostileCorefile(t *testing.T) {
+// TestKubernetesHostileCorefile: whoever may edit one ConfigMap neither stops the hosts of the cluster nor takes everybody's names.
+func TestKubernetesHostileCorefile(t *testing.T) {
 	h, c := onCluster(t, cluster.Options{})
 	if err := c.SetCorefile(t.Context(), cluster.Corefile); err != nil {
 		t.Fatal(err)

@@ -86,9 +86,9 @@ func (d *dnsperf) finish(t *testing.T) (sent, failed int) {
 	return sent, lost + servfail
 }
 
-// TestKubeRollingRestart: a Deployment of CoreDNS is restarted, twice, under 5,000 queries a second from the host, the worker
+// TestKubernetesRollingRestart: a Deployment of CoreDNS is restarted, twice, under 5,000 queries a second from the host, the worker
 // and a pod. The EndpointSlices are the real controller's. Each query that CoreDNS had room for is answered.
-func TestKubeRollingRestart(t *testing.T) {
+func TestKubernetesRollingRestart(t *testing.T) {
 	for _, replicas := range []int32{2, 1} {
 		t.Run(fmt.Sprintf("%d replicas", replicas), func(t *testing.T) { rollingRestart(t, replicas) })
 	}

@@ -126,9 +126,9 @@ func canonical(m *dns.Msg) string {
 	return fmt.Sprintf("%+v\n%v\nanswer\n%s\nauthority\n%s\nadditional\n%s", header, m.Question, section(m.Answer), section(m.Ns), section(m.Extra))
 }
 
-// TestKubeTruth compares what this host is answered with what CoreDNS answers who asks it directly, for the whole of the
+// TestKubernetesTruth compares what this host is answered with what CoreDNS answers who asks it directly, for the whole of the
 // Kubernetes DNS specification, by UDP and TCP.
-func TestKubeTruth(t *testing.T) {
+func TestKubernetesTruth(t *testing.T) {
 	h := raise(t, lab.Options{})
 	c := cluster.Start(t, h.Lab, cluster.Options{Controllers: true})
 	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)

@@ -17,8 +17,8 @@ import (
 // discovered are the arguments of an attach that finds its endpoints in the lab's cluster.
 var discovered = []string{"--kubeconfig", cluster.HostKubeconfig}
 
-// TestKubePodsBesideKubeProxy is TestPods with the rules of a real kube-proxy, and the addresses of a real apiserver.
-func TestKubePodsBesideKubeProxy(t *testing.T) {
+// TestKubernetesPodsBesideKubeProxy is TestPods with the rules of a real kube-proxy, and the addresses of a real apiserver.
+func TestKubernetesPodsBesideKubeProxy(t *testing.T) {
 	t.Parallel()
 	for _, mode := range []cluster.ProxyMode{cluster.ProxyNFTables, cluster.ProxyIPTables} {
 		t.Run(string(mode), func(t *testing.T) {

@@ -126,8 +126,8 @@ func TestOrdersAreRoots(t *testing.T) {
 	}
 }
 
-// TestKubeSecretsStayInTheKubeconfig: no credential is in what the program writes, logs or says, whatever the level.
-func TestKubeSecretsStayInTheKubeconfig(t *testing.T) {
+// TestKubernetesSecretsStayInTheKubeconfig: no credential is in what the program writes, logs or says, whatever the level.
+func TestKubernetesSecretsStayInTheKubeconfig(t *testing.T) {
 	h := raise(t, lab.Options{})
 	c := cluster.Start(t, h.Lab, cluster.Options{})
 	noError(t, c.CreateDNS(t.Context()))
