@@ -200,7 +200,7 @@ func (c Config) Validate() error {
 	for key, file := range map[string]string{
 		"resolvConf": c.ResolvConf, "stateDir": c.StateDir, "runDir": c.RunDir, "bpffs": c.BPFFS,
 	} {
-		if !filepath.IsAbs(file) {
+		if !filepath.IsAbs(file) && !path.IsAbs(file) { // a Linux host's are checked on other systems too
 			return fmt.Errorf("%s %q: %w: give an absolute path", key, file, ErrInvalid)
 		}
 	}

@@ -3,7 +3,7 @@ package diagnose
 import (
 	"fmt"
 	"net/netip"
-	"path/filepath"
+	"path"
 	"slices"
 	"strings"
 )
@@ -37,26 +37,26 @@ func checkOneKubelet(f Facts, k Kubelet) Finding {
 		fix = fmt.Sprintf("start it with --resolv-conf %s", f.PodFile.Path)
 		loops = append(loops, "on its next start it falls back on 8.8.8.8")
 	}
-	path := filepath.Clean(k.ResolvConf)
+	file := path.Clean(k.ResolvConf)
 	served := slices.DeleteFunc(slices.Clone(k.Servers), func(a netip.Addr) bool { return !a.IsLoopback() && !f.serves(a) })
 	switch {
 	case k.ResolvConf == "":
 		return Finding{Result: Warn, Says: who + " has an empty resolvConf", Consequence: "pods with the host's DNS policy have no servers", Fix: fix}
 	case k.Missing:
-		return Finding{Result: Fail, Says: who + " hands out " + path + ", which does not exist", Consequence: "every pod fails to start", Fix: fix}
-	case path == f.PodFile.Path && len(served) == 0:
-		return Finding{Result: OK, Says: who + " hands out " + path + ": " + list(k.Servers)}
+		return Finding{Result: Fail, Says: who + " hands out " + file + ", which does not exist", Consequence: "every pod fails to start", Fix: fix}
+	case file == f.PodFile.Path && len(served) == 0:
+		return Finding{Result: OK, Says: who + " hands out " + file + ": " + list(k.Servers)}
 	case len(served) > 0:
-		return Finding{Result: Fail, Says: fmt.Sprintf("%s hands out %s, which names %s", who, path, list(served)), Consequence: strings.Join(loops, "; "), Fix: fix}
-	case path == filepath.Clean(f.Resolver.Path) && f.Attachment.Takeover:
-		return Finding{Result: Warn, Says: who + " hands out " + path + ", which is taken over while attached", Consequence: strings.Join(loops, "; "), Fix: fix}
-	case path == resolvedFile && f.Attachment.Takeover:
+		return Finding{Result: Fail, Says: fmt.Sprintf("%s hands out %s, which names %s", who, file, list(served)), Consequence: strings.Join(loops, "; "), Fix: fix}
+	case file == path.Clean(f.Resolver.Path) && f.Attachment.Takeover:
+		return Finding{Result: Warn, Says: who + " hands out " + file + ", which is taken over while attached", Consequence: strings.Join(loops, "; "), Fix: fix}
+	case file == resolvedFile && f.Attachment.Takeover:
 		return Finding{
-			Result: Warn, Says: who + " hands out " + path, Fix: fix,
+			Result: Warn, Says: who + " hands out " + file, Fix: fix,
 			Consequence: "while attached systemd-resolved reads our file, and may publish 127.0.0.1 there",
 		}
 	}
-	return Finding{Result: OK, Says: who + " hands out " + path + ": " + list(k.Servers)}
+	return Finding{Result: OK, Says: who + " hands out " + file + ": " + list(k.Servers)}
 }
 
 func checkPodFile(f Facts) []Finding {

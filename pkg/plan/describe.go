@@ -2,7 +2,7 @@ package plan
 
 import (
 	"fmt"
-	"path/filepath"
+	"path"
 
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/config"
 )
@@ -57,7 +57,7 @@ func (d Desired) describeKernel(bpffs string) (lines []string) {
 	for _, name := range d.Kernel.Sysctls {
 		say("set sysctl %s=1", name)
 	}
-	say("load the programs, pin them below %s", filepath.Clean(bpffs))
+	say("load the programs, pin them below %s", path.Clean(bpffs))
 	for _, hook := range d.Kernel.Hooks {
 		say("attach %s", hook)
 	}

@@ -388,3 +388,14 @@ func TestKubeletFileOutlives(t *testing.T) {
 		t.Errorf("%v, want ErrNothingToPublish", err)
 	}
 }
+
+func TestFindMount(t *testing.T) {
+	const info = "36 35 98:0 / / rw,noatime master:1 - ext3 /dev/root rw\n" +
+		"44 36 98:0 /var/lib/x\\040y /etc/resolv.conf rw,relatime shared:1 master:2 - ext4 /dev/vda rw\n"
+	if got := findMount(info, 44); got != `/var/lib/x\040y of /dev/vda (ext4)` {
+		t.Error(got)
+	}
+	if got := findMount(info, 4); got != "something" {
+		t.Error(got)
+	}
+}

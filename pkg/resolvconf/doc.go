@@ -11,4 +11,6 @@
 // Step names (A4, D2, ...) are those of the resolver design: A1 classify, A4
 // journal, A6 write ours, A7 exchange, A8 journal again; D1 whose file is it,
 // D2 exchange back, D3 verify, D6 forget.
+//
+// All of this is for Linux; elsewhere there is what reads and writes the text of such a file.
 package resolvconf

@@ -6,6 +6,20 @@ import (
 	"strings"
 )
 
+// Type is what lies under a name.
+type Type string
+
+// The types. A symbolic link whose target is missing is TypeDangling in an
+// Inspection and TypeSymlink elsewhere.
+const (
+	TypeMissing   Type = "missing"
+	TypeRegular   Type = "regular"
+	TypeSymlink   Type = "symlink"
+	TypeDangling  Type = "dangling symlink"
+	TypeBindMount Type = "bind mount"
+	TypeOther     Type = "other"
+)
+
 // Owner is the program that looks after the file.
 type Owner string
 

@@ -48,6 +48,9 @@ const (
 	maxSkips = 50
 )
 
+// MaxSize is the largest file, in bytes, that is taken over.
+const MaxSize = 1 << 20
+
 // Parse reads data as glibc's res_init(3) does (resolv/res_init.c): a keyword
 // counts only at the very start of a line, in lower case and followed by a
 // space or tab; a line ends at a NUL; "nameserver" takes one word, up to a

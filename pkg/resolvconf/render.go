@@ -25,6 +25,10 @@ const (
 	dontEdit       = "Don't edit: changes are lost at detach."
 	commentsFollow = "Comments of the original:"
 
+	// ParkedName is where the original lies while ours is in place, in the
+	// same directory. Before the swap, for an instant, ours is made there.
+	ParkedName = ".resolv.conf.k2s-dnsbpf-original"
+
 	// maxNameservers is MAXNS of resolv.h: a resolver reads no more.
 	maxNameservers = 3
 )
@@ -33,16 +37,6 @@ const (
 type byHand struct {
 	parked  string // "" if there was no file before
 	command string
-}
-
-func (m *Manager) byHand(o original) byHand {
-	switch {
-	case o.Type == TypeMissing:
-		return byHand{command: "rm -f " + m.path}
-	case o.InPlace:
-		return byHand{parked: m.parked, command: fmt.Sprintf("cp %s %s", m.parked, m.path)}
-	}
-	return byHand{parked: m.parked, command: fmt.Sprintf("mv -f %s %s", m.parked, m.path)}
 }
 
 // rendering is what our file is made of.
@@ -151,4 +145,31 @@ func sealed(data []byte) bool {
 func digest(data []byte) string {
 	sum := sha256.Sum256(data)
 	return hex.EncodeToString(sum[:])
+}
+
+// isTrace reports whether a line is one of those that only our file has, whatever has become of its comment character,
+// its blanks and its end.
+func isTrace(line string) bool {
+	text := strings.Join(strings.Fields(strings.TrimLeft(line, "#; \t")), " ")
+	if text == strings.TrimSpace(line) {
+		return false // no comment
+	}
+	for _, start := range []string{
+		strings.TrimLeft(headerLine, "# "), strings.TrimLeft(sumPrefix, "# "), "Look: k2s-dnsbpf status", "Undo: sudo k2s-dnsbpf detach",
+	} {
+		if strings.HasPrefix(text, start) {
+			return true
+		}
+	}
+	switch {
+	case text == dontEdit, text == commentsFollow, text == "Original: none, there was no such file.":
+		return true
+	case strings.HasPrefix(text, "Attach id: "):
+		return strings.Contains(text, "(k2s-dnsbpf ")
+	case strings.HasPrefix(text, "Original: "):
+		return strings.HasSuffix(text, ParkedName)
+	case strings.HasPrefix(text, "By hand: "):
+		return strings.Contains(text, ParkedName) || strings.HasPrefix(text, "By hand: rm -f ")
+	}
+	return false
 }

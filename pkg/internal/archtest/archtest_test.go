@@ -72,7 +72,7 @@ var linuxOnly = []string{"pkg/daemon", "pkg/datapath", "pkg/host", "pkg/netdev"}
 var systems = []string{"darwin", "linux", "windows"}
 
 // pure are the rooms that are the same on every system: they neither do I/O nor look at a clock.
-var pure = []string{"pkg/internal/say"}
+var pure = []string{"pkg/internal/say", "pkg/plan"}
 
 // impure are imports, by their prefix, that a pure room does without; net/netip and net/url are values.
 var impure = []string{"io/ioutil", "net", "os", "syscall", "golang.org/x/sys/"}
@@ -86,7 +86,7 @@ var owners = map[string][]string{
 	"github.com/vishvananda/netlink": {"pkg/netdev"},
 	"go.uber.org/zap":                {"cmd/k2s-dnsbpf", "pkg/daemon", "pkg/discovery", "pkg/forwarder", "pkg/host", "pkg/resolvconf"},
 	"go.yaml.in/yaml":                {"pkg/config", "pkg/diagnose", "pkg/status"},
-	"golang.org/x/net/publicsuffix":  {"pkg/daemon"},
+	"golang.org/x/net/publicsuffix":  {"pkg/daemon", "pkg/plan"},
 	"golang.org/x/sys/":              everyone,
 	"k8s.io/":                        {"pkg/discovery"},
 }

@@ -1,44 +1,13 @@
 package hostfs
 
 import (
-	"context"
 	"errors"
 	"io/fs"
 	"os"
 	"time"
 
 	"golang.org/x/sys/unix"
-
-	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/internal/safefile"
 )
-
-// OS is the real file system. Safe for concurrent use.
-func OS() FS { return osFS{} }
-
-type osFS struct{}
-
-func pathErr(op, name string, err error) error {
-	if err == nil {
-		return nil
-	}
-	return &fs.PathError{Op: op, Path: name, Err: err}
-}
-
-func linkErr(op, oldname, newname string, err error) error {
-	if err == nil {
-		return nil
-	}
-	return &os.LinkError{Op: op, Old: oldname, New: newname, Err: err}
-}
-
-// retry repeats a call that a signal interrupted, as the os package does.
-func retry(call func() error) error {
-	for {
-		if err := call(); !errors.Is(err, unix.EINTR) {
-			return err
-		}
-	}
-}
 
 func (osFS) Lstat(name string) (Info, error) {
 	var st unix.Statx_t
@@ -101,18 +70,6 @@ func fileMode(m uint32) fs.FileMode {
 		mode |= fs.ModeSticky
 	}
 	return mode
-}
-
-func (osFS) Readlink(name string) (string, error) { return os.Readlink(name) }
-
-func (osFS) ReadFile(name string, limit int64) ([]byte, error) {
-	return safefile.ReadFile(context.Background(), name, limit)
-}
-
-func (osFS) Access(name string) error {
-	return pathErr("access", name, retry(func() error {
-		return unix.Faccessat(unix.AT_FDCWD, name, unix.W_OK, unix.AT_EACCESS)
-	}))
 }
 
 func noXattrs(err error) bool { return errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.ENOSYS) }
@@ -190,24 +147,6 @@ func (osFS) SetFlags(name string, flags uint32) error {
 	return pathErr("setflags", name, unix.IoctlSetPointerInt(int(f.Fd()), unix.FS_IOC_SETFLAGS, int(flags)))
 }
 
-func (osFS) Create(name string, mode fs.FileMode) (File, error) {
-	return openWrite(name, os.O_CREATE|os.O_EXCL, mode)
-}
-
-func (osFS) OpenWrite(name string) (File, error) {
-	return openWrite(name, unix.O_NONBLOCK, 0)
-}
-
-func openWrite(name string, flags int, mode fs.FileMode) (File, error) {
-	f, err := os.OpenFile(name, os.O_WRONLY|unix.O_NOFOLLOW|flags, mode)
-	if err != nil {
-		return nil, err
-	}
-	return osFile{f}, nil
-}
-
-type osFile struct{ *os.File }
-
 func (f osFile) Reserve(size int64) error {
 	if size == 0 {
 		return nil
@@ -218,18 +157,6 @@ func (f osFile) Reserve(size int64) error {
 	}
 	return pathErr("fallocate", f.Name(), err)
 }
-
-func (osFS) Mkdir(name string, mode fs.FileMode) error {
-	if err := os.Mkdir(name, mode); err != nil {
-		return err
-	}
-	return os.Chmod(name, mode)
-}
-
-func (osFS) Symlink(text, name string) error      { return os.Symlink(text, name) }
-func (osFS) Link(oldname, newname string) error   { return os.Link(oldname, newname) }
-func (osFS) Rename(oldname, newname string) error { return os.Rename(oldname, newname) }
-func (osFS) Remove(name string) error             { return os.Remove(name) }
 
 func (osFS) RenameNew(oldname, newname string) error {
 	return linkErr("rename", oldname, newname, retry(func() error {
@@ -243,41 +170,8 @@ func (osFS) Exchange(a, b string) error {
 	}))
 }
 
-func (osFS) Chown(name string, uid, gid uint32) error {
-	return os.Lchown(name, int(uid), int(gid))
-}
-
-func (osFS) SetTimes(name string, atime, mtime time.Time) error {
-	var ts [2]unix.Timespec
-	for i, t := range [...]time.Time{atime, mtime} {
-		spec, err := unix.TimeToTimespec(t)
-		if err != nil {
-			return pathErr("utimens", name, err)
-		}
-		ts[i] = spec
-	}
-	return pathErr("utimens", name, retry(func() error {
-		return unix.UtimesNanoAt(unix.AT_FDCWD, name, ts[:], unix.AT_SYMLINK_NOFOLLOW)
-	}))
-}
-
 func (osFS) SetXattr(name string, x Xattr) error {
 	return pathErr("setxattr "+x.Name, name, retry(func() error {
 		return unix.Lsetxattr(name, x.Name, x.Value, 0)
 	}))
-}
-
-func (osFS) SyncDir(name string) error {
-	f, err := os.OpenFile(name, os.O_RDONLY|unix.O_DIRECTORY, 0)
-	if err != nil {
-		return err
-	}
-	err = f.Sync()
-	if errors.Is(err, unix.EINVAL) {
-		err = nil // The file system has nothing to sync for a directory.
-	}
-	if cerr := f.Close(); err == nil {
-		err = cerr
-	}
-	return err
 }

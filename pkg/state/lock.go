@@ -10,8 +10,6 @@ import (
 	"strconv"
 	"strings"
 	"time"
-
-	"golang.org/x/sys/unix"
 )
 
 // ErrLocked means that another process, or another Locked of this one, holds
@@ -24,15 +22,18 @@ var errNoHolder = fmt.Errorf("%w by another process", ErrLocked)
 // lockAttempts is how often TryLock tries again when nobody is named, or when the directory has just been removed.
 const lockAttempts = 5
 
-// lockPoll is how often Lock tries again: flock(2) itself can't be cancelled.
+// errHeld is what lockFile says of a file that another process has locked.
+var errHeld = errors.New("held")
+
+// lockPoll is how often Lock tries again: the system's own wait can't be cancelled.
 const lockPoll = 20 * time.Millisecond
 
 // Locked is a held lock. The kernel drops it when the process dies, however it
 // dies.
 type Locked struct{ f *os.File }
 
-// TryLock takes an exclusive flock(2) on path, or fails at once with an error
-// that is ErrLocked and names the holder. The file, and its directory, are
+// TryLock takes an exclusive lock on path (flock(2); LockFileEx on Windows), or
+// fails at once with an error that is ErrLocked and names the holder. The file, and its directory, are
 // made if missing.
 func TryLock(path string) (*Locked, error) {
 	for attempt := 0; ; attempt++ {
@@ -67,19 +68,13 @@ func tryLock(path string) (*Locked, error) {
 	if err := MkdirAll(filepath.Dir(path)); err != nil {
 		return nil, fmt.Errorf("lock %s: %w", path, err)
 	}
-	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE|unix.O_NOFOLLOW, 0o600)
+	f, err := openLock(path, os.O_RDWR|os.O_CREATE)
 	if err != nil {
 		return nil, fmt.Errorf("lock %s: %w", path, err)
 	}
-	for {
-		err = unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
-		if !errors.Is(err, unix.EINTR) {
-			break
-		}
-	}
-	if err != nil {
+	if err := lockFile(f, true); err != nil {
 		defer f.Close()
-		if !errors.Is(err, unix.EWOULDBLOCK) {
+		if !errors.Is(err, errHeld) {
 			return nil, fmt.Errorf("lock %s: %w", path, err)
 		}
 		buf := make([]byte, 16)
@@ -99,12 +94,12 @@ func tryLock(path string) (*Locked, error) {
 
 // Holder returns the process that holds the lock on path. held is false if nobody does, or if it can't be told.
 func Holder(path string) (pid int, held bool) {
-	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NOFOLLOW, 0)
+	f, err := openLock(path, os.O_RDONLY)
 	if err != nil {
 		return 0, false
 	}
 	defer f.Close()
-	if err := unix.Flock(int(f.Fd()), unix.LOCK_SH|unix.LOCK_NB); err == nil {
+	if err := lockFile(f, false); !errors.Is(err, errHeld) {
 		return 0, false
 	}
 	buf := make([]byte, 16)

@@ -18,17 +18,11 @@ import (
 )
 
 const (
-	// ParkedName is where the original lies while ours is in place, in the
-	// same directory. Before the swap, for an instant, ours is made there.
-	ParkedName = ".resolv.conf.k2s-dnsbpf-original"
 	// newName is used where the swap can't be made in one step.
 	newName = ".resolv.conf.k2s-dnsbpf-new"
 	// editedName is a copy, in the state directory, of a file of ours that
 	// somebody edited in place.
 	editedName = "resolv.conf.edited"
-
-	// MaxSize is the largest file, in bytes, that is taken over.
-	MaxSize = 1 << 20
 )
 
 // Options are the settings of New.
@@ -120,20 +114,6 @@ func (m *Manager) attachID() string {
 	}
 	return strings.ToLower(rand.Text())
 }
-
-// Type is what lies under a name.
-type Type string
-
-// The types. A symbolic link whose target is missing is TypeDangling in an
-// Inspection and TypeSymlink elsewhere.
-const (
-	TypeMissing   Type = "missing"
-	TypeRegular   Type = "regular"
-	TypeSymlink   Type = "symlink"
-	TypeDangling  Type = "dangling symlink"
-	TypeBindMount Type = "bind mount"
-	TypeOther     Type = "other"
-)
 
 // object is one name as it was found.
 type object struct {
@@ -373,4 +353,14 @@ func RecordedPaths(j *state.Journal) []string {
 	}
 	slices.Sort(out)
 	return out
+}
+
+func (m *Manager) byHand(o original) byHand {
+	switch {
+	case o.Type == TypeMissing:
+		return byHand{command: "rm -f " + m.path}
+	case o.InPlace:
+		return byHand{parked: m.parked, command: fmt.Sprintf("cp %s %s", m.parked, m.path)}
+	}
+	return byHand{parked: m.parked, command: fmt.Sprintf("mv -f %s %s", m.parked, m.path)}
 }

@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"net/netip"
 	"slices"
-	"strings"
 
 	"go.uber.org/zap"
 
@@ -13,33 +12,6 @@ import (
 
 // A person who edits our file, and a program that adds to what it finds, leave lines of ours in theirs. What we wrote is
 // never part of what detach leaves behind: it would say that it is temporary, and name servers that nobody is any more.
-
-// isTrace reports whether a line is one of those that only our file has, whatever has become of its comment character,
-// its blanks and its end.
-func isTrace(line string) bool {
-	text := strings.Join(strings.Fields(strings.TrimLeft(line, "#; \t")), " ")
-	if text == strings.TrimSpace(line) {
-		return false // no comment
-	}
-	for _, start := range []string{
-		strings.TrimLeft(headerLine, "# "), strings.TrimLeft(sumPrefix, "# "), "Look: k2s-dnsbpf status", "Undo: sudo k2s-dnsbpf detach",
-	} {
-		if strings.HasPrefix(text, start) {
-			return true
-		}
-	}
-	switch {
-	case text == dontEdit, text == commentsFollow, text == "Original: none, there was no such file.":
-		return true
-	case strings.HasPrefix(text, "Attach id: "):
-		return strings.Contains(text, "(k2s-dnsbpf ")
-	case strings.HasPrefix(text, "Original: "):
-		return strings.HasSuffix(text, ParkedName)
-	case strings.HasPrefix(text, "By hand: "):
-		return strings.Contains(text, ParkedName) || strings.HasPrefix(text, "By hand: rm -f ")
-	}
-	return false
-}
 
 // withoutTraces is content without our lines and without those that name one of our own servers.
 func withoutTraces(content []byte, own []netip.Addr) []byte {
