@@ -383,7 +383,7 @@ func TestEndpointRouteChanges(t *testing.T) {
 // TestRouteChangesAfterFlood: the kernel drops events of a listener that does not keep up. Such a one must look at
 // everything again, and not go deaf.
 func TestRouteChangesAfterFlood(t *testing.T) {
-	h := raiseAlone(t, lab.Options{})
+	h := raise(t, lab.Options{})
 	pod := h.CoreDNS(0).Node()
 	h.cable(h.Host(), "vsecond", pod, "eth1")
 	sh(t, h.Host(), "ip address add 10.99.0.1/32 dev vsecond")
@@ -518,7 +518,7 @@ func TestEndpointLinkLocal(t *testing.T) {
 
 // TestBusyLastEndpoint: one that answers clients and is too slow for probes is no dead one, if there is no other.
 func TestBusyLastEndpoint(t *testing.T) {
-	h := raiseAlone(t, lab.Options{})
+	h := raise(t, lab.Options{})
 	r := respond(t, h.Pod("app"), lab.App4+":53", "172.21.0.88")
 	h.attach(endpoint(lab.App4), ranges)
 	l := startLoad(t, h.Host(), hostDNS, lab.Backend, "172.21.0.88", 5*time.Millisecond)

@@ -175,7 +175,7 @@ var perfFigure = regexp.MustCompile(`Queries (sent|completed|lost): +(\d+)`)
 
 // TestReplacedUnderLoad: new settings, a daemon that is killed and one that takes over from it cost no steered query.
 func TestReplacedUnderLoad(t *testing.T) {
-	h := raiseAlone(t, lab.Options{})
+	h := raise(t, lab.Options{})
 	start := h.snapshot()
 	h.attach(endpoints, ranges, pods("cni0"))
 	list := fmt.Sprintf("%s A\n%s AAAA\n%s A\n%s A\n", lab.Backend, lab.Backend, lab.Kubernetes, lab.KubeDNS)

@@ -124,7 +124,7 @@ func TestForeignChange(t *testing.T) {
 		},
 		{
 			name: "process that lives", by: "(sh)", action: adopted, upstreams: siteSecond,
-			script: put + ">/etc/resolv.conf; sleep 1", what: "other servers", after: theirs,
+			script: put + ">/etc/resolv.conf; until [ -e /run/seen ]; do sleep .1; done", what: "other servers", after: theirs,
 		},
 		{
 			name: "link", script: put + ">/run/vpn.conf; ln -sf ../run/vpn.conf /etc/resolv.conf",
@@ -149,10 +149,19 @@ func TestForeignChange(t *testing.T) {
 			h := raise(t, lab.Options{})
 			mtime, inode := h.stamp(resolvConf)
 			h.attach()
-			must(t, h.Host(), "sh", "-ec", c.script)
+			pid := h.healthy().PID
+			eventually(t, "the directory is watched", func() error {
+				// An attach does not wait for it: who changes the file before stays unknown.
+				if r := command(t, h.Host(), "sh", "-c", fmt.Sprintf("grep -qs '^fanotify ino:' /proc/%d/fdinfo/*", pid)); r.code != 0 {
+					return fmt.Errorf("%v", r)
+				}
+				return nil
+			})
 			begin := time.Now()
+			h.background("sh", "-ec", c.script)
 			h.awaitResolver("the change is seen", func(r resolverReport) bool { return len(r.Resolver.Events) == 1 })
 			seen := time.Since(begin)
+			must(t, h.Host(), "touch", "/run/seen")
 			r := h.retaken(c.upstreams, 1)
 			t.Logf("seen after %s, settled after %s: %+v", seen.Round(time.Millisecond), time.Since(begin).Round(time.Millisecond), r.Resolver.Events)
 			e := r.Resolver.Events[0]

@@ -10,6 +10,7 @@ import (
 	"os/exec"
 	"os/signal"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -85,6 +86,26 @@ func hold(node, resolv string) error {
 	return err
 }
 
+// etcShared are directories of /etc that no test changes, and that have most of its files: a node has this machine's.
+var etcShared = []string{"alternatives", "ssl"}
+
+// shareReadOnly shows a directory, if it is there, at another place too.
+func shareReadOnly(dir, target string) error {
+	if _, err := os.Stat(dir); errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err := os.Mkdir(target, 0o755); err != nil {
+		return err
+	}
+	if err := unix.Mount(dir, target, "", unix.MS_BIND, ""); err != nil {
+		return fmt.Errorf("share %s: %w", dir, err)
+	}
+	if err := unix.Mount("", target, "", unix.MS_BIND|unix.MS_REMOUNT|unix.MS_RDONLY, ""); err != nil {
+		return fmt.Errorf("share %s read-only: %w", dir, err)
+	}
+	return nil
+}
+
 // privateMounts gives the node a /proc, /sys, /run, /var/lib and /etc of its own. /etc is a copy on a tmpfs, not an
 // overlay: rename, hard links, the immutable flag and bind mounts then behave as on a disk.
 func privateMounts(node, resolv string) error {
@@ -115,8 +136,13 @@ func privateMounts(node, resolv string) error {
 	if err := mount("tmpfs", "/run/lab/etc", "mode=755"); err != nil {
 		return err
 	}
-	if err := copyTree("/etc", "/run/lab/etc"); err != nil {
+	if err := copyTree("/etc", "/run/lab/etc", etcShared); err != nil {
 		return err
+	}
+	for _, dir := range etcShared {
+		if err := shareReadOnly(filepath.Join("/etc", dir), filepath.Join("/run/lab/etc", dir)); err != nil {
+			return err
+		}
 	}
 	if err := personalise("/run/lab/etc", node, resolv); err != nil {
 		return err
@@ -159,8 +185,8 @@ func personalise(etc, node, resolv string) error {
 	return os.RemoveAll(filepath.Join(etc, "k2s-dnsbpf"))
 }
 
-// copyTree copies files, directories and symlinks with owner, mode and modification time.
-func copyTree(from, to string) error {
+// copyTree copies files, directories and symlinks with owner, mode and modification time, all but some of the top.
+func copyTree(from, to string, without []string) error {
 	type stamp struct {
 		path string
 		when time.Time
@@ -177,6 +203,12 @@ func copyTree(from, to string) error {
 		rel, err := filepath.Rel(from, path)
 		if err != nil {
 			return err
+		}
+		if slices.Contains(without, rel) {
+			if entry.IsDir() {
+				return fs.SkipDir
+			}
+			return nil
 		}
 		target := filepath.Join(to, rel)
 		switch mode := info.Mode(); {

@@ -38,10 +38,11 @@ var volatile = regexp.MustCompile(` *\b\w+_timer +[0-9.]+| +valid_lft \S+ prefer
 // filterHook matches a qdisc that tc filters can hang on, and the interface that has it.
 var filterHook = regexp.MustCompile(`qdisc (?:clsact|ingress) \S+ dev (\S+)`)
 
-// files of a node in a snapshot. The run directory of the lab itself and locks of iptables are left out.
+// files of a node in a snapshot. The run directory of the lab itself, locks of iptables and what is shared read-only are
+// left out.
 var snapshotTrees = []string{"/etc", "/run", "/var/lib", "/sys/fs/bpf"}
 
-var snapshotSkips = []string{"/run/lab", "/run/xtables.lock"}
+var snapshotSkips = []string{"/run/lab", "/run/xtables.lock", "/etc/alternatives", "/etc/ssl"}
 
 // Snapshot describes the state of all nodes: interfaces, addresses, routes, tc filters, eBPF attachments and pins,
 // NAT rules, listening sockets, network settings, files and processes. Two snapshots with nothing done between them

@@ -17,7 +17,6 @@ import (
 	"strconv"
 	"strings"
 	"syscall"
-	"time"
 )
 
 func main() {
@@ -69,20 +68,15 @@ func (n name) String() string {
 	return strings.TrimPrefix(n.pkg, "github.com/k2s-dnsbpf/k2s-dnsbpf/") + " " + n.test
 }
 
-type result struct {
-	name
-	seconds float64
-}
-
 type summary struct {
 	w       io.Writer
 	output  map[name]*strings.Builder // of tests, and with an empty test of packages, that have not ended
-	results []result                  // of tests that are no subtests
+	seconds map[name]float64
 	skips   []string
 }
 
 func newSummary(w io.Writer) *summary {
-	return &summary{w: w, output: make(map[name]*strings.Builder)}
+	return &summary{w: w, output: make(map[name]*strings.Builder), seconds: make(map[name]float64)}
 }
 
 // read reads events until there are no more.
@@ -133,9 +127,7 @@ func (s *summary) ended(n name, e event) {
 	case e.Action == "skip":
 		s.skips = append(s.skips, fmt.Sprintf("%s:\n%s", n, said))
 	}
-	if !strings.Contains(n.test, "/") {
-		s.results = append(s.results, result{n, e.Elapsed})
-	}
+	s.seconds[n] = e.Elapsed
 }
 
 // end tells of tests that never ended, as after a panic or a time limit, of those that were skipped, and of the slowest.
@@ -146,9 +138,16 @@ func (s *summary) end() {
 	if len(s.skips) > 0 {
 		fmt.Fprintf(s.w, "\nskipped:\n%s", strings.Join(s.skips, ""))
 	}
-	slices.SortFunc(s.results, func(a, b result) int { return cmp.Compare(b.seconds, a.seconds) })
-	fmt.Fprintf(s.w, "\nthe slowest of %d tests:\n", len(s.results))
-	for _, r := range s.results[:min(10, len(s.results))] {
-		fmt.Fprintf(s.w, "%8s  %s\n", time.Duration(r.seconds*float64(time.Second)).Round(10*time.Millisecond), r.name)
+	var slow []name
+	for n, seconds := range s.seconds {
+		// A test's time has that of its subtests in it, except of those that run in parallel.
+		if i := strings.LastIndexByte(n.test, '/'); i < 0 || seconds > s.seconds[name{n.pkg, n.test[:i]}] {
+			slow = append(slow, n)
+		}
+	}
+	slices.SortFunc(slow, func(a, b name) int { return cmp.Compare(s.seconds[b], s.seconds[a]) })
+	fmt.Fprintf(s.w, "\nthe slowest of %d tests:\n", len(slow))
+	for _, n := range slow[:min(10, len(slow))] {
+		fmt.Fprintf(s.w, "%8.2f s  %s\n", s.seconds[n], n)
 	}
 }
