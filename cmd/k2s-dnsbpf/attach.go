@@ -10,7 +10,6 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
-	"go.uber.org/zap"
 
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/config"
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/daemon"
@@ -42,7 +41,11 @@ the host has now. Returns when the host resolves through it; the daemon stays in
 		if err != nil {
 			return err
 		}
-		if err := absolutePaths(&c); err != nil {
+		directory, err := os.Getwd()
+		if err != nil {
+			return fmt.Errorf("find the working directory: %w", err)
+		}
+		if err := absolutePaths(&c, directory); err != nil {
 			return err
 		}
 		if dryRun {
@@ -51,20 +54,7 @@ the host has now. Returns when the host resolves through it; the daemon stays in
 			return err
 		}
 		if foreground {
-			notify := readyNotifier()
-			// Not to hold the file system that it was started from.
-			if err := os.Chdir("/"); err != nil {
-				return fmt.Errorf("leave the working directory: %w", err)
-			}
-			err := daemon.New(c, version, log).Run(cmd.Context(), func(report status.Report) {
-				notify(report.Summary(), nil)
-				if err := notifySystemd("READY=1"); err != nil {
-					log.Warn("systemd not told", zap.Error(err))
-				}
-			})
-			// Without effect if ready has been said.
-			notify("", err)
-			return err
+			return (&service{settings: s, config: c, from: directory, log: log}).run(cmd)
 		}
 		said, err := attachOrReload(cmd.Context(), c)
 		if err != nil {

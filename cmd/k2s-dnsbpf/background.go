@@ -114,29 +114,29 @@ func foregroundArgs(args []string) []string {
 	return slices.Insert(slices.Clone(args), at, "--foreground")
 }
 
-// absolutePaths makes the paths absolute that are meant from where the command is run: a daemon leaves that directory.
-func absolutePaths(c *config.Config) error {
+// absolutePaths makes the paths absolute that are meant from the directory where the command is run: a daemon leaves it.
+func absolutePaths(c *config.Config, from string) error {
 	if c.Kubeconfig != "" {
-		absolute, err := filepath.Abs(c.Kubeconfig)
-		if err != nil {
-			return fmt.Errorf("find --kubeconfig: %w", err)
-		}
-		c.Kubeconfig = absolute
+		c.Kubeconfig = below(from, c.Kubeconfig)
 	}
 	if list := os.Getenv("KUBECONFIG"); list != "" {
 		paths := filepath.SplitList(list)
 		for i, path := range paths {
-			absolute, err := filepath.Abs(path)
-			if err != nil {
-				return fmt.Errorf("find $KUBECONFIG: %w", err)
-			}
-			paths[i] = absolute
+			paths[i] = below(from, path)
 		}
 		if err := os.Setenv("KUBECONFIG", strings.Join(paths, string(filepath.ListSeparator))); err != nil {
 			return fmt.Errorf("set $KUBECONFIG: %w", err)
 		}
 	}
 	return nil
+}
+
+// below is a path as it is meant in a directory.
+func below(directory, path string) string {
+	if filepath.IsAbs(path) {
+		return filepath.Clean(path)
+	}
+	return filepath.Join(directory, path)
 }
 
 // openLogTries bounds the tries to open the daemon's log, while others end and remove the directory that it is in.

@@ -4,7 +4,6 @@ package main
 
 import (
 	"bytes"
-	"os"
 	"runtime/debug"
 
 	"go.uber.org/zap/zapcore"
@@ -25,8 +24,9 @@ func runGuardian(args []string) error {
 	}
 	// What all packages of this program made at their start is not needed here.
 	debug.FreeOSMemory()
+	file := openedLog(c)
 	return daemon.Guard(c, log, func() {
-		// Who reads it may be gone.
-		_, _ = memory.WriteTo(os.Stderr)
+		file.reopen()
+		_, _ = memory.WriteTo(stderr)
 	})
 }

@@ -4,7 +4,6 @@ package main
 
 import (
 	"fmt"
-	"os"
 	"strings"
 
 	"go.uber.org/zap"
@@ -15,7 +14,7 @@ import (
 
 // newLogger logs to standard error, in lines that people read.
 func newLogger(level string) (*zap.Logger, error) {
-	return newLoggerTo(zapcore.Lock(os.Stderr), level)
+	return newLoggerTo(stderr, level)
 }
 
 func newLoggerTo(to zapcore.WriteSyncer, level string) (*zap.Logger, error) {

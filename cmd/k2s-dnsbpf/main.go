@@ -30,17 +30,20 @@ var version = "devel"
 func main() {
 	// Before anything is made that a process which only waits has no use for.
 	if is, err := guardian(os.Args[1:]); is {
-		os.Exit(exitStatus(err))
+		status := exitStatus(err)
+		stderr.flush()
+		os.Exit(status)
 	}
 	os.Exit(run(os.Args[1:]))
 }
 
 func run(args []string) int {
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM,
-		syscall.SIGHUP) // a terminal that is closed must not leave a resolver file that points at nobody
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
+	defer stderr.flush()
 	root := newRootCommand()
 	root.SetArgs(args)
+	root.SetErr(stderr)
 	return exitStatus(root.ExecuteContext(ctx))
 }
 
@@ -58,6 +61,7 @@ func newRootCommand() *cobra.Command {
 		},
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
+	root.PersistentPreRun = prepareSignals
 	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
 		return usageError{fmt.Errorf("%w: see %s --help", err, cmd.CommandPath())}
 	})
@@ -82,7 +86,7 @@ func exitStatus(err error) int {
 		return exitUnhealthy
 	}
 	// Joined errors have a line each; a script reads one.
-	fmt.Fprintf(os.Stderr, "k2s-dnsbpf: %s\n", status.Printable(strings.ReplaceAll(err.Error(), "\n", "; "), ""))
+	fmt.Fprintf(stderr, "k2s-dnsbpf: %s\n", status.Printable(strings.ReplaceAll(err.Error(), "\n", "; "), ""))
 	var usage usageError
 	if errors.As(err, &usage) || errors.Is(err, config.ErrInvalid) {
 		return exitUsage

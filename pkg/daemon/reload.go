@@ -63,14 +63,23 @@ func Reload(ctx context.Context, c config.Config) (changed bool, err error) {
 }
 
 func (d *Daemon) handleReload(ctx context.Context, c config.Config) reloadResult {
+	changed, err := d.Reload(ctx, c)
+	if err != nil {
+		return reloadResult{Error: err.Error()}
+	}
+	return reloadResult{Changed: changed}
+}
+
+// Reload is the function of that name, for this very process, once Run has called ready. It may be called concurrently.
+func (d *Daemon) Reload(ctx context.Context, c config.Config) (changed bool, err error) {
 	seen := d.seen.Load()
 	if sameSettings(c, seen.config) && !seen.source.Outdated() {
-		return reloadResult{}
+		return false, nil
 	}
 	if err := d.reload(ctx, seen.config, c); err != nil {
-		return reloadResult{Error: fmt.Sprintf("attach with new settings: %s (the old ones stay)", err)}
+		return false, fmt.Errorf("attach with new settings: %w (the old ones stay)", err)
 	}
-	return reloadResult{Changed: true}
+	return true, nil
 }
 
 // sameSettings compares by meaning: an empty list and none are the same.

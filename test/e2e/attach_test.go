@@ -94,16 +94,6 @@ func TestBrokenConfig(t *testing.T) {
 	}
 }
 
-// TestHangup: a terminal that is closed ends the daemon as any other signal does.
-func TestHangup(t *testing.T) {
-	h := raise(t, lab.Options{})
-	before := h.snapshot()
-	h.attach()
-	h.signal("HUP", h.healthy().PID)
-	h.gone()
-	h.unchanged(before)
-}
-
 // gone waits until the daemon has put everything back.
 func (h *host) gone() {
 	h.t.Helper()

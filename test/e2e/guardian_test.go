@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"syscall"
@@ -641,18 +642,23 @@ func TestService(t *testing.T) {
 	for _, name := range strings.Fields(setting(t, unit, "CapabilityBoundingSet")) {
 		bounding += ",+" + strings.ToLower(strings.TrimPrefix(name, "CAP_"))
 	}
+	told := func(start string) {
+		t.Helper()
+		message := make([]byte, 64)
+		n, _, err := unix.Recvfrom(manager, message, 0)
+		if err != nil || !strings.HasPrefix(string(message[:n]), start) {
+			t.Fatalf("the manager was told %q: %v, want %q", message[:n], err, start)
+		}
+	}
 	start := func() *lab.Cmd {
 		argv := slices.Concat([]string{"--no-new-privs", "--bounding-set", bounding}, strings.Fields(setting(t, unit, "ExecStart")), endpoints, ranges)
 		cmd := h.Host().Command(t.Context(), "setpriv", argv...)
 		cmd.Dir, cmd.Env = "/", append(slices.Clone(environment), "NOTIFY_SOCKET=/run/notify")
+		cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 		if err := cmd.Start(); err != nil {
 			t.Fatal(err)
 		}
-		message := make([]byte, 64)
-		n, _, err := unix.Recvfrom(manager, message, 0)
-		if err != nil || string(message[:n]) != "READY=1" {
-			t.Fatalf("the manager was told %q: %v", message[:n], err)
-		}
+		told("READY=1")
 		h.healthy()
 		h.works()
 		return cmd
@@ -662,6 +668,10 @@ func TestService(t *testing.T) {
 	// A stop: SIGTERM for both, as for all of a control group.
 	cmd := start()
 	r := h.healthy()
+	must(t, h.Host(), "sh", "-c", strings.ReplaceAll(setting(t, unit, "ExecReload"), "$MAINPID", strconv.Itoa(r.PID)))
+	told("RELOADING=1\nMONOTONIC_USEC=")
+	told("READY=1")
+	h.works()
 	must(t, h.Host(), "sh", "-c", fmt.Sprintf("kill -TERM %d %d", r.Guardian.PID, r.PID))
 	if err := cmd.Wait(); err != nil {
 		t.Errorf("SIGTERM: %v", err)

@@ -1,0 +1,131 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"reflect"
+	"time"
+
+	"github.com/spf13/cobra"
+	"go.uber.org/zap"
+	"golang.org/x/sys/unix"
+
+	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/config"
+	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/daemon"
+	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/status"
+)
+
+// service is a daemon in this process, with who started it and who may send it signals.
+type service struct {
+	settings *settings
+	config   config.Config // what file and command line said last
+	from     string        // the directory in which they said so
+	log      *zap.Logger
+	file     *logFile
+}
+
+func (s *service) run(cmd *cobra.Command) error {
+	notify := readyNotifier()
+	s.file = openedLog(s.config)
+	s.settings.file = below(s.from, s.settings.file)
+	// Not to hold the file system that it was started from.
+	if err := os.Chdir("/"); err != nil {
+		return fmt.Errorf("leave the working directory: %w", err)
+	}
+	hangups := make(chan os.Signal, 1)
+	if reloads(cmd) {
+		signal.Notify(hangups, unix.SIGHUP)
+	}
+	d := daemon.New(s.config, version, s.log)
+	err := d.Run(cmd.Context(), func(report status.Report) {
+		notify(report.Summary(), nil)
+		s.tell("READY=1")
+		go s.follow(cmd.Context(), d, hangups)
+	})
+	// Without effect if ready has been said.
+	notify("", err)
+	return err
+}
+
+// follow does what a hangup asks for. One that came before the daemon was ready has waited.
+func (s *service) follow(ctx context.Context, d *daemon.Daemon, hangups <-chan os.Signal) {
+	for range hangups {
+		s.tell(fmt.Sprintf("RELOADING=1\nMONOTONIC_USEC=%d", monotonic().Microseconds()))
+		s.file.reopen()
+		if err := s.reload(ctx, d); err != nil {
+			s.log.Error("hangup: settings not read again", zap.Error(err))
+		}
+		s.tell("READY=1")
+	}
+}
+
+// reload reads file and command line again. Where they say what they said last, an attach that has been run since has its way.
+func (s *service) reload(ctx context.Context, d *daemon.Daemon) error {
+	fresh, err := s.settings.config(ctx)
+	if err != nil {
+		return err
+	}
+	if err := absolutePaths(&fresh, s.from); err != nil {
+		return err
+	}
+	if reflect.DeepEqual(fresh, s.config) {
+		s.log.Info("hangup: settings are as they were")
+		return nil
+	}
+	if _, err := d.Reload(ctx, fresh); err != nil {
+		return err
+	}
+	s.config = fresh
+	return nil
+}
+
+func (s *service) tell(state string) {
+	if err := notifySystemd(state); err != nil {
+		s.log.Warn("systemd not told", zap.Error(err))
+	}
+}
+
+// monotonic is the time by which systemd tells an old message from a new one (sd_notify(3)).
+func monotonic() time.Duration {
+	var now unix.Timespec
+	if err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &now); err != nil {
+		return 0
+	}
+	return time.Duration(now.Nano())
+}
+
+// logFile is the log of a daemon in the background, which is standard output and standard error; nil where they are something else.
+type logFile struct{ config config.Config }
+
+func openedLog(c config.Config) *logFile {
+	mine, err := os.Stderr.Stat()
+	if err != nil {
+		return nil
+	}
+	there, err := os.Stat(filepath.Join(c.RunDir, daemon.LogFile))
+	if err != nil || !os.SameFile(mine, there) {
+		return nil
+	}
+	return &logFile{c}
+}
+
+// reopen goes over to the file of that name, for who has moved the old one away. If that fails the old one stays.
+func (l *logFile) reopen() {
+	if l == nil {
+		return
+	}
+	file, err := openLog(l.config)
+	if err != nil {
+		fmt.Fprintf(stderr, "k2s-dnsbpf: %s\n", err)
+		return
+	}
+	defer file.Close()
+	for _, fd := range []int{unix.Stdout, unix.Stderr} {
+		if err := unix.Dup3(int(file.Fd()), fd, 0); err != nil {
+			fmt.Fprintf(stderr, "k2s-dnsbpf: go over to %s: %s\n", file.Name(), err)
+		}
+	}
+}
