@@ -40,7 +40,7 @@ func reloads(cmd *cobra.Command) bool {
 
 // hasTerminal reports whether this process has a controlling terminal (tty(4)).
 func hasTerminal() bool {
-	terminal, err := os.OpenFile("/dev/tty", os.O_RDONLY|unix.O_NOCTTY|unix.O_NONBLOCK, 0)
+	terminal, err := os.OpenFile("/dev/tty", os.O_RDONLY|unix.O_NOCTTY|unix.O_NONBLOCK, 0) //nolint:forbidigo // the device is what is meant
 	if err != nil {
 		return false
 	}

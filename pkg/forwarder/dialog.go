@@ -5,7 +5,10 @@ import (
 	"context"
 	"errors"
 	"net"
+	"syscall"
 	"time"
+
+	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/internal/errno"
 )
 
 // dialog is a query to one server by UDP. Each has a socket of its own: the
@@ -72,6 +75,9 @@ func (d *dialog) receive(ctx context.Context, until time.Time) (*response, error
 	defer putBuffer(buf)
 	for {
 		n, err := d.conn.Read(*buf)
+		if errno.Is(err, syscall.EMSGSIZE) { // how Windows says that it is longer than the buffer
+			n, err = len(*buf), nil
+		}
 		if err != nil {
 			return nil, shorten(err)
 		}

@@ -276,7 +276,7 @@ func (u *upstream) healthy() bool {
 }
 
 func TestStrikeIsForgivenByALaterReply(t *testing.T) {
-	u := newUpstream(deadAddr(t), &healthPolicy{strikes: 1, minPause: time.Hour, maxPause: time.Hour})
+	u := newUpstream(freeAddr(t), &healthPolicy{strikes: 1, minPause: time.Hour, maxPause: time.Hour})
 	sent := time.Now()
 	u.answered()
 	u.strike(sent.Add(-time.Second))
@@ -299,7 +299,7 @@ func TestStrikeIsForgivenByALaterReply(t *testing.T) {
 }
 
 func TestPauseDoubles(t *testing.T) {
-	u := newUpstream(deadAddr(t), &healthPolicy{strikes: 1, minPause: time.Second, maxPause: 3 * time.Second})
+	u := newUpstream(freeAddr(t), &healthPolicy{strikes: 1, minPause: time.Second, maxPause: 3 * time.Second})
 	u.strike(time.Now())
 	for _, want := range []time.Duration{time.Second, 2 * time.Second, 3 * time.Second, 3 * time.Second} {
 		if u.pause != want {
@@ -307,7 +307,7 @@ func TestPauseDoubles(t *testing.T) {
 		}
 		u.strike(time.Now())
 	}
-	sent := time.Now()
+	sent := time.Now().Add(-time.Second)
 	if !u.answered() || u.answered() {
 		t.Error("answered must tell once that a server is back")
 	}

@@ -122,12 +122,14 @@ func (s *Server) resolve(ctx context.Context, c *clientQuery) ([]byte, failure) 
 		return nil, failNoUpstream()
 	}
 	hash := s.loops.hash(&c.question)
-	if s.loops.comesBack(hash, c.from) {
+	back, open := s.loops.comesBack(hash, c.from)
+	if back {
 		s.noteLoop(c)
 		return nil, failLoop()
 	}
 
 	out := newOutgoing(c, hash)
+	out.shareable = out.shareable && !open
 	res, err := s.ask(ctx, &request{outgoing: out, servers: servers, pace: &table.pace, gone: c.gone})
 	if now := s.routes.Load(); err != nil && inZone && now != table && !errors.Is(err, errEvicted) {
 		// Its servers may have gone meanwhile, and others come.

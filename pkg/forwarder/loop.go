@@ -49,20 +49,23 @@ func (s *Server) noteLoop(c *clientQuery) {
 //
 // Two signs are looked for. A redirect on the way returns the very packet, from
 // the socket that we sent it from. A server that forwards to us asks, from its
-// own address, what it was just asked. Where that is also the address of honest
-// clients (both ends on one host), neither is to be seen. Such a query waits for
-// the one that went out, as any equal one does, so that a loop can't grow; and a
-// server that stays silent then is sent a name that only this Server answers: if
-// that comes here, it is a loop. How many ask the same is no sign, and neither is
-// an equal ID: of many honest queries for one name, some have one in use upstream.
+// own address, what it was just asked. Once, that may be a program beside it, so
+// the query is sent to it: if it is a loop, it comes back at once. Where the
+// address is also that of honest clients of ours (both ends on one host), neither
+// is to be seen. Such a query waits for the one that went out, as any equal one
+// does, so that a loop can't grow; and a server that stays silent then is sent a
+// name that only this Server answers: if that comes here, it is a loop. How many
+// ask the same is no sign, and neither is an equal ID: of many honest queries for
+// one name, some have one in use upstream.
 type loopGuard struct {
 	seed  maphash.Seed
 	local func(a netip.Addr) bool // a is an address of this host
 
 	mu     sync.Mutex
 	out    map[loopKey]int
-	doubt  map[uint64]bool // questions that are out and were asked from this host meanwhile
-	marked map[string]bool // names sent to servers in doubt; whether they have come here
+	once   map[loopKey]bool // servers that have asked us what they were asked
+	doubt  map[uint64]bool  // questions that are out and were asked from this host meanwhile
+	marked map[string]bool  // names sent to servers in doubt; whether they have come here
 }
 
 // loopKey is a question with the address that it may come back from: that of
@@ -73,7 +76,7 @@ type loopKey struct {
 }
 
 func newLoopGuard(local func(netip.Addr) bool) *loopGuard {
-	return &loopGuard{seed: maphash.MakeSeed(), local: local, out: make(map[loopKey]int), doubt: make(map[uint64]bool), marked: make(map[string]bool)}
+	return &loopGuard{seed: maphash.MakeSeed(), local: local, out: make(map[loopKey]int), once: make(map[loopKey]bool), doubt: make(map[uint64]bool), marked: make(map[string]bool)}
 }
 
 // hash identifies a question: name without regard to case, type, class.
@@ -109,6 +112,7 @@ func (g *loopGuard) back(keys [3]loopKey) {
 	for _, k := range keys {
 		if g.out[k]--; g.out[k] == 0 {
 			delete(g.out, k)
+			delete(g.once, k)
 		}
 	}
 	if q := keys[2]; g.out[q] == 0 {
@@ -116,8 +120,9 @@ func (g *loopGuard) back(keys [3]loopKey) {
 	}
 }
 
-// comesBack reports whether a query is one that went out from here.
-func (g *loopGuard) comesBack(question uint64, from netip.AddrPort) bool {
+// comesBack reports whether a query is one that went out from here. If that is open, since its server asks us for the first time, the query
+// must be asked by itself, and not wait for the one that is out.
+func (g *loopGuard) comesBack(question uint64, from netip.AddrPort) (back, open bool) {
 	from = plain(from)
 	keys := loopKeys(question, from, from.Addr())
 	local := g.local(from.Addr())
@@ -126,8 +131,17 @@ func (g *loopGuard) comesBack(question uint64, from netip.AddrPort) bool {
 	if local && g.out[keys[2]] > 0 {
 		g.doubt[question] = true
 	}
-	return g.out[keys[0]] > 0 ||
-		g.out[keys[1]] > 0 && !local
+	server := keys[1]
+	switch {
+	case g.out[keys[0]] > 0:
+		return true, false
+	case local || g.out[server] == 0:
+		return false, false
+	case g.once[server]:
+		return true, false
+	}
+	g.once[server] = true
+	return false, true
 }
 
 // mark returns a query for a name of this Server's own, for a server that was

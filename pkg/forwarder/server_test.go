@@ -7,11 +7,14 @@ import (
 	"net/netip"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
 
 	"github.com/miekg/dns"
+
+	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/internal/errno"
 )
 
 func TestNewErrors(t *testing.T) {
@@ -45,14 +48,14 @@ func TestListenInUse(t *testing.T) {
 			} else {
 				p.conn.Close()
 			}
-			free := deadAddr(t)
+			free := freeAddr(t)
 			s, err := New(Options{Listen: []netip.AddrPort{free, p.addr}})
 			if err != nil {
 				t.Fatal(err)
 			}
 			t.Cleanup(func() { shutdown(t, s) })
 			err = s.Listen(t.Context())
-			if !errors.Is(err, syscall.EADDRINUSE) {
+			if !errno.Is(err, syscall.EADDRINUSE) {
 				t.Fatalf("error %v is not EADDRINUSE", err)
 			}
 			if want := "listen on " + proto + " " + p.addr.String() + ": "; !strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), "stop the DNS server") {
@@ -86,7 +89,7 @@ func TestListenNoSuchAddress(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := s.Listen(t.Context()); !errors.Is(err, syscall.EADDRNOTAVAIL) || !strings.Contains(err.Error(), "bring the interface") {
+	if err := s.Listen(t.Context()); !errno.Is(err, syscall.EADDRNOTAVAIL) || !strings.Contains(err.Error(), "bring the interface") {
 		t.Errorf("error %v", err)
 	}
 }
@@ -253,6 +256,46 @@ func TestLoopForwarder(t *testing.T) {
 	})
 }
 
+// elsewhere has the server take all others for other hosts.
+func elsewhere(s *Server) { s.loops.local = func(netip.Addr) bool { return false } }
+
+// TestRemoteLoop: an upstream on another host that forwards to us is found out when it asks for the second time.
+func TestRemoteLoop(t *testing.T) {
+	target := make(chan netip.AddrPort, 1)
+	p := newPeer(t, func(q *peerQuery) {
+		m := q.msg()
+		id := m.Id
+		m.Id = dns.Id()
+		r := unpack(t, askRaw(t, target, pack(t, m)))
+		r.Id = id
+		q.replyMsg(r)
+	})
+	s := startTuned(t, external(p), elsewhere)
+	target <- s.Addrs()[0]
+	wantRcode(t, dial(t, s, "udp").askMsg(query("www.example.org.", true)), dns.RcodeServerFailure)
+	if st := s.Stats(); st.Loops != 1 || p.udp.Load() != 2 {
+		t.Errorf("%d loops, %d queries to the upstream", st.Loops, p.udp.Load())
+	}
+}
+
+// TestHostOfTheUpstreamAsks: a program beside an upstream on another host asks us what that one was just asked, and it is no loop.
+func TestHostOfTheUpstreamAsks(t *testing.T) {
+	target := make(chan netip.AddrPort, 1)
+	var asked atomic.Bool
+	p := newPeer(t, func(q *peerQuery) {
+		if asked.CompareAndSwap(false, true) {
+			wantText(t, unpack(t, askRaw(t, target, pack(t, query("www.example.org.", false)))), "x")
+		}
+		answerTXT("x")(q)
+	})
+	s := startTuned(t, external(p), elsewhere)
+	target <- s.Addrs()[0]
+	wantText(t, dial(t, s, "udp").askMsg(query("www.example.org.", false)), "x")
+	if st := s.Stats(); st.Loops != 0 {
+		t.Errorf("%d loops", st.Loops)
+	}
+}
+
 // TestNoLoopOfHonestQueries: an upstream on this host that is only slow is not taken for one that asks back.
 func TestNoLoopOfHonestQueries(t *testing.T) {
 	hold := make(chan struct{})
@@ -309,19 +352,20 @@ func TestLoopGuard(t *testing.T) {
 		{"from our socket", 1, socket, true},
 		{"from our socket, mapped", 1, netip.MustParseAddrPort("[::ffff:172.19.1.1]:40000"), true},
 		{"from our host", 1, netip.AddrPortFrom(local, 5000), false},
-		{"from the server", 1, netip.AddrPortFrom(remote, 5000), true},
+		{"from the server", 1, netip.AddrPortFrom(remote, 5000), false},
+		{"from the server again", 1, netip.AddrPortFrom(remote, 5001), true},
 		{"from somebody else", 1, netip.AddrPortFrom(other, 5000), false},
 		{"other question", 3, netip.AddrPortFrom(remote, 5000), false},
 		{"from this host, where the server is", 2, netip.AddrPortFrom(local, 5000), false},
 	} {
-		if got := g.comesBack(tt.question, tt.from); got != tt.want {
+		if got, _ := g.comesBack(tt.question, tt.from); got != tt.want {
 			t.Errorf("%s: %v, want %v", tt.name, got, tt.want)
 		}
 	}
 	g.back(keys)
 	g.back(keysLocal)
-	if g.comesBack(1, socket) || len(g.out) != 0 {
-		t.Errorf("left over: %v", g.out)
+	if back, open := g.comesBack(1, netip.AddrPortFrom(remote, 5000)); back || open || len(g.out)+len(g.once) != 0 {
+		t.Errorf("left over: %v, %v", g.out, g.once)
 	}
 }
 
