@@ -15,6 +15,7 @@ import (
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/forwarder"
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/plan"
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/resolvconf"
+	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/status"
 )
 
 // attachment is what a daemon knows, and what it made of that. The loop has one that it changes; who else wants to know gets
@@ -31,6 +32,7 @@ type attachment struct {
 	desired   plan.Desired
 	started   time.Time
 	problems  map[plan.ProblemKind]string
+	events    []status.KernelEvent
 }
 
 // clone returns a state that can be changed without changing this one.
@@ -110,6 +112,16 @@ func (d *Daemon) apply(next *attachment) error {
 		next.problems[p.Kind] = p.Text
 	}
 	return d.listenAtMore(desired.Listen)
+}
+
+// keep looks after what is in the kernel.
+func (d *Daemon) keep(now time.Time) {
+	problem := d.host.Keep(now)
+	if events := d.host.Events(); !reflect.DeepEqual(events, d.now.events) {
+		d.now.events = events
+		d.publish()
+	}
+	d.note(plan.ProblemKernel, problem)
 }
 
 func (d *Daemon) logChanges(old, now plan.Desired) {

@@ -253,6 +253,7 @@ func (d *Daemon) serve(ctx context.Context) error {
 				return nil
 			}
 		case now := <-beat.C:
+			d.keep(now)
 			d.beat()
 			d.followResolver()
 			d.followHolder(now)
@@ -268,6 +269,7 @@ func (d *Daemon) serve(ctx context.Context) error {
 			resolver.check()
 		case <-revived:
 			d.replan()
+			d.keep(time.Now())
 		case snapshot := <-d.now.source.Snapshots():
 			d.follow(ctx, snapshot)
 		case request := <-d.reloads:
@@ -278,6 +280,7 @@ func (d *Daemon) serve(ctx context.Context) error {
 				continue
 			}
 			d.replan()
+			d.keep(time.Now())
 		}
 	}
 }

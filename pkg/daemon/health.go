@@ -281,6 +281,9 @@ func (d *Daemon) watchHealth(ctx context.Context, changed func()) {
 			d.hearForwarder(s.desired)
 			d.probeDue(ctx, now, s.desired, waiting, &probes, changed)
 			if d.datapath != nil {
+				if !d.datapath.Intact() {
+					changed()
+				}
 				d.judgeWays(ctx, now, s, waiting, replied, &probes, changed)
 			}
 		}

@@ -29,6 +29,7 @@ func (d *Daemon) report() status.Report {
 	report := d.known(seen)
 	fillResolver(&report, d.resolver, seen.config, d.keeper, "")
 	host.ReportDatapath(&report, seen.config, d.journal)
+	report.Datapath.Events = seen.events
 	report.Healthy = len(report.Problems) == 0
 	return report
 }

@@ -5,8 +5,10 @@ package datapath
 import (
 	"errors"
 	"fmt"
+	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"github.com/cilium/ebpf"
@@ -22,7 +24,8 @@ const (
 	FromHost    = Program(dnsbpfProgDnsFromHost)    // egress of lo
 	FromClient  = Program(dnsbpfProgDnsFromClient)  // ingress of an interface that clients are behind
 	FromBackend = Program(dnsbpfProgDnsFromBackend) // ingress of an interface that leads to an endpoint
-	Guard       = Program(dnsbpfProgDnsGuard)       // XDP of an interface that other hosts ask on
+	// IngressFilter is XDP of an interface that other hosts ask on.
+	IngressFilter = Program(dnsbpfProgDnsGuard)
 )
 
 // Attachment is one program on one hook of one interface.
@@ -36,7 +39,7 @@ type Attachment struct {
 // Hook returns "ingress", "egress" or "xdp".
 func (a Attachment) Hook() string {
 	switch {
-	case a.Program == Guard:
+	case a.Program == IngressFilter:
 		return "xdp"
 	case a.Egress:
 		return "egress"
@@ -55,11 +58,13 @@ func (a Attachment) String() string {
 	return fmt.Sprintf("%s on %s of %s", a.Program, a.Hook(), a.Interface)
 }
 
-// TrafficControl attaches programs with a clsact qdisc and BPF filters, for kernels without TCX links. Both methods
-// are idempotent.
+// TrafficControl attaches programs with a clsact qdisc and BPF filters, for kernels without TCX links. AttachFilter and
+// DetachFilter are idempotent.
 type TrafficControl interface {
 	AttachFilter(a Attachment, programFD int) error
 	DetachFilter(a Attachment) error
+	// HasFilter reports whether the filter is there and runs the program of an ID, or its interface is gone.
+	HasFilter(a Attachment, program uint32) bool
 }
 
 func (d *Datapath) program(name Program) (*ebpf.Program, error) {
@@ -70,7 +75,7 @@ func (d *Datapath) program(name Program) (*ebpf.Program, error) {
 		return d.objects.DnsFromClient, nil
 	case FromBackend:
 		return d.objects.DnsFromBackend, nil
-	case Guard:
+	case IngressFilter:
 		return d.objects.DnsGuard, nil
 	}
 	return nil, fmt.Errorf("no program %q in the object", name)
@@ -96,18 +101,78 @@ func (d *Datapath) ReplaceAttachments(attachments []Attachment) error {
 			delete(d.filters, filter)
 		}
 	}
-	entries, err := os.ReadDir(d.linkDir())
-	if err != nil {
-		return errors.Join(append(errs, fmt.Errorf("read pin directory: %w", err))...)
+	errs = append(errs, d.dropLinks(attachments), d.sweepPins(keep))
+	return errors.Join(errs...)
+}
+
+// dropLinks detaches the links that are held and not wanted. One that is held by two names of its interface stays.
+func (d *Datapath) dropLinks(wanted []Attachment) error {
+	kept := make(map[link.ID]bool, len(wanted))
+	for _, a := range wanted {
+		if l := d.links[a]; l != nil {
+			kept[linkID(l)] = true
+		}
 	}
+	var errs []error
+	for a, l := range d.links {
+		if slices.Contains(wanted, a) {
+			continue
+		}
+		if !kept[linkID(l)] {
+			errs = append(errs, l.Detach())
+		}
+		errs = append(errs, l.Close())
+		delete(d.links, a)
+	}
+	return errors.Join(errs...)
+}
+
+// linkID returns the kernel's number of a link, 0 if it can't be read.
+func linkID(l link.Link) link.ID {
+	info, err := l.Info()
+	if err != nil {
+		return 0
+	}
+	return info.ID
+}
+
+// sweepPins removes the pins of links that are not wanted, and detaches those that nobody holds: a dead daemon's. A pin whose
+// link is held is one that goes by the former name of its interface.
+func (d *Datapath) sweepPins(keep map[string]bool) error {
+	entries, err := os.ReadDir(d.linkDir())
+	if errors.Is(err, os.ErrNotExist) {
+		return nil // see Verify
+	}
+	if err != nil {
+		return fmt.Errorf("read pin directory: %w", err)
+	}
+	held := make(map[link.ID]bool, len(d.links))
+	for _, l := range d.links {
+		held[linkID(l)] = true
+	}
+	var errs []error
 	for _, entry := range entries {
-		if !keep[entry.Name()] {
-			if err := unpinLink(filepath.Join(d.linkDir(), entry.Name())); err != nil {
-				errs = append(errs, fmt.Errorf("detach %s: %w", entry.Name(), err))
-			}
+		if keep[entry.Name()] {
+			continue
+		}
+		pin := filepath.Join(d.linkDir(), entry.Name())
+		if held[pinnedID(pin)] {
+			errs = append(errs, os.Remove(pin))
+		} else if err := unpinLink(pin); err != nil {
+			errs = append(errs, fmt.Errorf("detach %s: %w", entry.Name(), err))
 		}
 	}
 	return errors.Join(errs...)
+}
+
+// pinnedID is linkID of a pinned one.
+func pinnedID(pin string) link.ID {
+	l, err := link.LoadPinnedLink(pin, nil)
+	if err != nil {
+		return 0
+	}
+	defer l.Close()
+	return linkID(l)
 }
 
 func (d *Datapath) attach(a Attachment) error {
@@ -115,15 +180,75 @@ func (d *Datapath) attach(a Attachment) error {
 	if err != nil {
 		return err
 	}
-	if a.Program != Guard && d.options.ForceTrafficControl && d.options.TrafficControl != nil {
+	if a.Program != IngressFilter && d.options.ForceTrafficControl && d.options.TrafficControl != nil {
 		return d.attachFilter(a, program)
 	}
-	pin := filepath.Join(d.linkDir(), a.pinName())
-	if updated, err := updateLink(pin, a, program); updated || err != nil {
+	if held := d.links[a]; held != nil && runs(held, a.Ifindex, d.ids[program]) {
+		return nil
+	}
+	if err := d.forget(a); err != nil {
 		return err
 	}
-	if a.Program == Guard {
-		return attachXDP(pin, a, program)
+	l, err := d.inherit(a, program)
+	if err == nil && l == nil {
+		l, err = newLink(a, program)
+	}
+	if errors.Is(err, ebpf.ErrNotSupported) && a.Program != IngressFilter && d.options.TrafficControl != nil {
+		return d.attachFilter(a, program)
+	}
+	if err != nil {
+		return err
+	}
+	d.links[a] = l
+	return l.Pin(filepath.Join(d.linkDir(), a.pinName()))
+}
+
+// forget gives up what is held by the name of an attachment: the interface went, or somebody has detached the link.
+func (d *Datapath) forget(a Attachment) error {
+	for old, l := range d.links {
+		if old.pinName() == a.pinName() {
+			_ = l.Close()
+			delete(d.links, old)
+		}
+	}
+	if err := os.Remove(filepath.Join(d.linkDir(), a.pinName())); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return fmt.Errorf("remove stale pin: %w", err)
+	}
+	return nil
+}
+
+// inherit puts the program into a link of ours that is on the hook already, and returns it; nil if there is none. What else
+// of ours is there is detached: of two programs that steer, the second would see nothing, and go on when the first is gone.
+func (d *Datapath) inherit(a Attachment, program *ebpf.Program) (inherited link.Link, err error) {
+	found, err := d.onHook(a)
+	if err != nil {
+		return nil, err
+	}
+	for _, f := range found {
+		l, err := link.NewFromID(f.link)
+		if errors.Is(err, os.ErrNotExist) {
+			continue
+		}
+		if err != nil {
+			return inherited, fmt.Errorf("open link %d of %s: %w", f.link, a, err)
+		}
+		if inherited != nil {
+			err = errors.Join(l.Detach(), l.Close())
+		} else if err = l.Update(program); err == nil {
+			inherited = l
+		} else {
+			_ = l.Close()
+		}
+		if err != nil && !errors.Is(err, unix.ENOLINK) { // its interface went just now
+			return inherited, fmt.Errorf("replace program of %s: %w", a, err)
+		}
+	}
+	return inherited, nil
+}
+
+func newLink(a Attachment, program *ebpf.Program) (link.Link, error) {
+	if a.Program == IngressFilter {
+		return attachXDP(a, program)
 	}
 	attach := ebpf.AttachTCXIngress
 	if a.Egress {
@@ -131,43 +256,28 @@ func (d *Datapath) attach(a Attachment) error {
 	}
 	// At the head: a program before ours that ends the walk, as a CNI's may, would hide packets from us, while ours
 	// lets everything pass on that is not DNS for it.
-	tcx, err := link.AttachTCX(link.TCXOptions{Interface: a.Ifindex, Program: program, Attach: attach, Anchor: link.Head()})
-	if errors.Is(err, ebpf.ErrNotSupported) && d.options.TrafficControl != nil {
-		return d.attachFilter(a, program)
-	}
-	if errors.Is(err, unix.EEXIST) {
-		// The interface was renamed, and our attachment is pinned under its old name.
-		if err := d.repin(a, pin); err != nil {
-			return err
-		}
-		if updated, err := updateLink(pin, a, program); updated || err != nil {
-			return err
-		}
-	}
-	if err != nil {
-		return err
-	}
-	// The pin holds the attachment from here on, not this process.
-	return errors.Join(tcx.Pin(pin), tcx.Close())
+	return link.AttachTCX(link.TCXOptions{Interface: a.Ifindex, Program: program, Attach: attach, Anchor: link.Head()})
 }
 
-// repin gives the attachment's link the name that it has now.
-func (d *Datapath) repin(a Attachment, pin string) error {
-	programs, err := PinnedPrograms(d.options.PinDir)
-	if err != nil {
-		return err
+// runs reports whether a link is on an interface and runs a program.
+func runs(l link.Link, ifindex int, program ebpf.ProgramID) bool {
+	info, err := l.Info()
+	if err != nil || info.Program != program {
+		return false
 	}
-	for _, program := range programs {
-		if Program(program.Name) == a.Program && program.Ifindex == a.Ifindex && strings.HasSuffix(program.pin, "-"+a.Hook()) {
-			if err := os.Rename(program.pin, pin); err != nil {
-				return fmt.Errorf("rename pin: %w", err)
-			}
-		}
-	}
-	return nil
+	now, err := linkIfindex(l)
+	return err == nil && now == ifindex
+}
+
+func interfaceExists(ifindex int) bool {
+	_, err := net.InterfaceByIndex(ifindex)
+	return err == nil
 }
 
 func (d *Datapath) attachFilter(a Attachment, program *ebpf.Program) error {
+	if d.filters[a] && d.options.TrafficControl.HasFilter(a, uint32(d.ids[program])) {
+		return nil
+	}
 	if err := d.options.TrafficControl.AttachFilter(a, program.FD()); err != nil {
 		return err
 	}
@@ -178,7 +288,7 @@ func (d *Datapath) attachFilter(a Attachment, program *ebpf.Program) error {
 // attachXDP prefers the driver's own hook. Interfaces whose driver has none, a bridge for one, get the generic hook, and
 // so do those whose driver refuses as they are set up: with jumbo frames, with offloads, for want of a queue. There the
 // program is shown each frame in one piece, too.
-func attachXDP(pin string, a Attachment, program *ebpf.Program) error {
+func attachXDP(a Attachment, program *ebpf.Program) (link.Link, error) {
 	options := link.XDPOptions{Interface: a.Ifindex, Program: program, Flags: link.XDPDriverMode}
 	taken := func(err error) bool { return errors.Is(err, unix.EBUSY) || errors.Is(err, unix.EEXIST) }
 	xdp, err := link.AttachXDP(options)
@@ -187,51 +297,22 @@ func attachXDP(pin string, a Attachment, program *ebpf.Program) error {
 		xdp, err = link.AttachXDP(options)
 	}
 	if taken(err) {
-		return fmt.Errorf("another XDP program is on %s: %w", a.Interface, err)
+		return nil, fmt.Errorf("another XDP program is on %s: %w", a.Interface, err)
 	}
-	if err != nil {
-		return err
-	}
-	return errors.Join(xdp.Pin(pin), xdp.Close())
+	return xdp, err
 }
 
-// TryGuard attaches the guard where it can be. It is no condition for anything else: an interface takes one XDP program,
+// TryIngressFilter attaches the ingress filter where it can be. It is no condition for anything else: an interface takes one XDP program,
 // and one that has another keeps it. The attachment must then be part of the next ReplaceAttachments.
-func (d *Datapath) TryGuard(ifname string, ifindex int) (Attachment, error) {
+func (d *Datapath) TryIngressFilter(ifname string, ifindex int) (Attachment, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 
-	guard := Attachment{Program: Guard, Interface: ifname, Ifindex: ifindex}
-	if err := d.attach(guard); err != nil {
-		return guard, fmt.Errorf("attach %s: %w", guard, err)
+	filter := Attachment{Program: IngressFilter, Interface: ifname, Ifindex: ifindex}
+	if err := d.attach(filter); err != nil {
+		return filter, fmt.Errorf("attach %s: %w", filter, err)
 	}
-	return guard, nil
-}
-
-// updateLink puts the program into a pinned link, if there is one and its interface is still the one that is meant.
-func updateLink(pin string, a Attachment, program *ebpf.Program) (updated bool, err error) {
-	pinned, err := link.LoadPinnedLink(pin, nil)
-	if errors.Is(err, os.ErrNotExist) {
-		return false, nil
-	}
-	if err != nil {
-		return false, fmt.Errorf("open pinned link: %w", err)
-	}
-	defer pinned.Close()
-	if ifindex, err := linkIfindex(pinned); err == nil && ifindex == a.Ifindex {
-		err := pinned.Update(program)
-		if err == nil {
-			return true, nil
-		}
-		// The interface went and took the attachment with it.
-		if !errors.Is(err, unix.ENOLINK) {
-			return false, fmt.Errorf("replace program: %w", err)
-		}
-	}
-	if err := pinned.Unpin(); err != nil {
-		return false, fmt.Errorf("unpin stale link: %w", err)
-	}
-	return false, nil
+	return filter, nil
 }
 
 // unpinLink detaches a pinned link and removes its pin. The pin alone is not enough: the kernel drops what a file on a
@@ -269,7 +350,8 @@ type AttachedProgram struct {
 	Interface string `json:"interface"`
 	KernelID  uint32 `json:"kernel_id"` // as bpftool prog show knows it
 
-	pin string
+	pin  string  // of PinnedPrograms
+	link link.ID // of Attached
 }
 
 // PinnedPrograms lists the attachments that are pinned below pinDir, for those who did not make them. The interface is
@@ -311,7 +393,7 @@ func pinnedProgram(pin string) (program AttachedProgram, err error) {
 		return program, fmt.Errorf("pinned link %s: not a name that k2s-dnsbpf gives", pin)
 	}
 	hook := rest[last+1:]
-	if Program(name) != Guard {
+	if Program(name) != IngressFilter {
 		hook = "tcx/" + hook
 	}
 	program = AttachedProgram{
@@ -327,16 +409,19 @@ func pinnedProgram(pin string) (program AttachedProgram, err error) {
 
 // DetachQueries detaches the programs that steer queries and leaves those that bring replies back: the first half of a
 // detach that loses nothing.
-func DetachQueries(pinDir string) error {
-	programs, err := PinnedPrograms(pinDir)
-	if err != nil {
-		return err
-	}
+func (d *Datapath) DetachQueries() error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
 	var errs []error
-	for _, program := range programs {
-		if Program(program.Name) != FromBackend {
-			errs = append(errs, unpinLink(program.pin))
+	for a, l := range d.links {
+		if a.Program == FromBackend {
+			continue
 		}
+		errs = append(errs, l.Detach(), l.Close())
+		if err := os.Remove(filepath.Join(d.linkDir(), a.pinName())); err != nil && !errors.Is(err, os.ErrNotExist) {
+			errs = append(errs, err)
+		}
+		delete(d.links, a)
 	}
 	return errors.Join(errs...)
 }

@@ -13,9 +13,6 @@ import (
 	"github.com/cilium/ebpf/btf"
 )
 
-// kernelNameMax is BPF_OBJ_NAME_LEN without the final NUL: a longer name is cut, and an operator looks for it in vain.
-const kernelNameMax = 15
-
 // Who looks into a pinned map with bpftool finds names, not octets: the kernel has kept the types of each.
 func TestPinnedMapsHaveTypes(t *testing.T) {
 	pinDir := newNamespace(t)

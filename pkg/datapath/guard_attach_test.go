@@ -59,11 +59,11 @@ func wantGuard(t *testing.T, d *Datapath, name, mode string) {
 
 func tryGuard(t *testing.T, d *Datapath, name string, ifindex int) Attachment {
 	t.Helper()
-	guard, err := d.TryGuard(name, ifindex)
+	guard, err := d.TryIngressFilter(name, ifindex)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if want := (Attachment{Guard, name, ifindex, false}); guard != want {
+	if want := (Attachment{IngressFilter, name, ifindex, false}); guard != want {
 		t.Errorf("attached %+v, want %+v", guard, want)
 	}
 	return guard
@@ -156,7 +156,7 @@ func TestGuardAttach(t *testing.T) {
 	wantGuard(t, next, "eth0.7", "native")
 	wantGuard(t, next, "br0", "")
 	// It stops queries, so it goes with those who take them.
-	if err := DetachQueries(pinDir); err != nil {
+	if err := next.DetachQueries(); err != nil {
 		t.Fatal(err)
 	}
 	wantAttached(t, next, veth, false, FromBackend)
@@ -216,9 +216,9 @@ func TestGuardBesideOthers(t *testing.T) {
 		if id != programID(t, foreign) {
 			t.Fatalf("%s: program %d is attached, not the test's", c.name, id)
 		}
-		_, err := d.TryGuard(c.name, ifindex)
+		_, err := d.TryIngressFilter(c.name, ifindex)
 		if err == nil || !strings.Contains(err.Error(), c.name) || !strings.Contains(err.Error(), "another XDP program") {
-			t.Errorf("%s: TryGuard returned %v", c.name, err)
+			t.Errorf("%s: TryIngressFilter returned %v", c.name, err)
 		}
 		if idAfter, modeAfter := xdpOf(t, c.name); idAfter != id || modeAfter != mode {
 			t.Errorf("%s: program %d, mode %s; before %d, %s", c.name, idAfter, modeAfter, id, mode)
@@ -247,7 +247,7 @@ func TestGuardRecreatedInterface(t *testing.T) {
 		wantGuard(t, d, "eth0", "native")
 		wantLinksGone(t, links)
 		deleteInterface(t, "eth0")
-		if _, err := d.TryGuard("eth0", again); !errors.Is(err, unix.EINVAL) && !errors.Is(err, unix.ENODEV) {
+		if _, err := d.TryIngressFilter("eth0", again); !errors.Is(err, unix.EINVAL) && !errors.Is(err, unix.ENODEV) {
 			t.Errorf("an interface that is gone: %v", err)
 		}
 		if links := pinnedLinks(t, pinDir); len(links) != 0 {

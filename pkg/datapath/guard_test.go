@@ -79,12 +79,12 @@ func (h *harness) guard(tb testing.TB, frame []byte) (reason string) {
 	run := ebpf.RunOptions{Data: frame, DataOut: make([]byte, len(frame)+256)}
 	verdict, err := h.objects.DnsGuard.Run(&run)
 	if err != nil {
-		tb.Fatalf("%s on %d octets: %v", Guard, len(frame), err)
+		tb.Fatalf("%s on %d octets: %v", IngressFilter, len(frame), err)
 	}
 	counted := h.countedSince(tb)
 	name := map[uint32]string{1: "drop", 2: "pass"}[verdict]
 	if !bytes.Equal(run.DataOut, frame) {
-		tb.Errorf("%s: verdict %s, changed\nin: %s\nout: %s", Guard, name, pktgen.Dump(frame), pktgen.Dump(run.DataOut))
+		tb.Errorf("%s: verdict %s, changed\nin: %s\nout: %s", IngressFilter, name, pktgen.Dump(frame), pktgen.Dump(run.DataOut))
 	}
 	for _, refusal := range []string{"refused_source", "refused_message"} {
 		if maps.Equal(counted, map[string]uint64{"kubeswitch:" + refusal: 1}) {
@@ -92,7 +92,7 @@ func (h *harness) guard(tb testing.TB, frame []byte) (reason string) {
 		}
 	}
 	if name == "pass" && len(counted) > 0 || name == "drop" && reason == notOurs || name == "" {
-		tb.Fatalf("%s: verdict %d (%s), counted %v\n%s", Guard, verdict, name, counted, pktgen.Dump(frame))
+		tb.Fatalf("%s: verdict %d (%s), counted %v\n%s", IngressFilter, verdict, name, counted, pktgen.Dump(frame))
 	}
 	return reason
 }
@@ -100,7 +100,7 @@ func (h *harness) guard(tb testing.TB, frame []byte) (reason string) {
 func (h *harness) expectGuard(tb testing.TB, frame []byte, want string) {
 	tb.Helper()
 	if got := h.guard(tb, frame); got != want {
-		tb.Errorf("%s: reason %q, want %q\n%s", Guard, got, want, pktgen.Dump(frame))
+		tb.Errorf("%s: reason %q, want %q\n%s", IngressFilter, got, want, pktgen.Dump(frame))
 	}
 }
 

@@ -112,7 +112,7 @@ func newHarness(tb testing.TB, zones ...string) *harness {
 	for _, m := range spec.Maps {
 		m.Pinning = ebpf.PinNone
 	}
-	h := &harness{Datapath: &Datapath{options: Options{NATPorts: natPorts, FlowTimeout: DefaultFlowTimeout}}}
+	h := &harness{Datapath: newDatapath(Options{NATPorts: natPorts, FlowTimeout: DefaultFlowTimeout})}
 	if err := spec.LoadAndAssign(&h.objects, nil); err != nil {
 		tb.Fatalf("%v", describeLoadError(err))
 	}

@@ -5,6 +5,7 @@ package datapath
 import (
 	"fmt"
 	"net/netip"
+	"slices"
 )
 
 // Scope says where a query entered. Counters are kept by it.
@@ -44,6 +45,10 @@ func (d *Datapath) ReplaceListeners(listeners []Listener) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 
+	if d.written.listeners != nil && slices.Equal(d.written.listeners, listeners) {
+		return nil
+	}
+	d.written.listeners = nil
 	keep := make(map[dnsbpfDnsListenerKey]bool, len(listeners))
 	for _, listener := range listeners {
 		key := listenerKey(listener.Address)
@@ -53,5 +58,9 @@ func (d *Datapath) ReplaceListeners(listeners []Listener) error {
 			return fmt.Errorf("write listener %s to map dns_listeners: %w", listener.Address, err)
 		}
 	}
-	return deleteUnless(d.objects.DnsListeners, func(key dnsbpfDnsListenerKey) bool { return keep[key] })
+	if err := deleteUnless(d.objects.DnsListeners, func(key dnsbpfDnsListenerKey) bool { return keep[key] }); err != nil {
+		return err
+	}
+	d.written.listeners = slices.Clone(listeners)
+	return remember[dnsbpfDnsListenerKey, dnsbpfDnsListener](d, d.objects.DnsListeners)
 }

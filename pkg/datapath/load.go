@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/link"
 	"github.com/cilium/ebpf/rlimit"
 	"golang.org/x/sys/unix"
 )
@@ -33,6 +34,8 @@ type Options struct {
 	FlowTimeout time.Duration
 	// TrafficControl attaches where the kernel has no TCX links (before 6.6). Without it such a kernel is refused.
 	TrafficControl TrafficControl
+	// XDPProgram returns the kernel's ID of the XDP program on an interface, 0 without one. Needed where an ingress filter is.
+	XDPProgram func(ifindex int) (uint32, error)
 	// ForceTrafficControl uses TrafficControl on kernels with TCX as well.
 	ForceTrafficControl bool
 }
@@ -52,6 +55,14 @@ type Datapath struct {
 	mu      sync.Mutex          // serialises writers of maps and links
 	group   uint32              // the newest number that a group was given
 	filters map[Attachment]bool // attached with TrafficControl
+	links   map[Attachment]link.Link
+
+	// What was put into the kernel, see Verify.
+	config   *dnsbpfDnsConfig
+	contents map[string]content // by map
+	mapNames map[*ebpf.Map]string
+	ids      map[*ebpf.Program]ebpf.ProgramID
+	written  written
 
 	flowsMu     sync.Mutex // guards what follows: buffers that dns_flows is read into, and what was found last
 	flows       []byte
@@ -94,7 +105,7 @@ func Load(options Options) (_ *Datapath, err error) {
 	if err := rlimit.RemoveMemlock(); err != nil {
 		return nil, fmt.Errorf("load BPF programs: lift the memlock limit: %w", err)
 	}
-	d := &Datapath{options: options, filters: make(map[Attachment]bool)}
+	d := newDatapath(options)
 	err = d.load()
 	if errors.Is(err, ebpf.ErrMapIncompatible) {
 		// Pinned by another version of this program, whose programs can't go on with ours.
@@ -111,9 +122,13 @@ func Load(options Options) (_ *Datapath, err error) {
 			err = errors.Join(err, d.Close())
 		}
 	}()
+	if err := d.identify(); err != nil {
+		return nil, err
+	}
 	if err := d.configure(); err != nil {
 		return nil, err
 	}
+	d.contents[dnsbpfMapDnsConfig] = configContent{d}
 	if d.group, err = newestGroup(d.objects.DnsBackends); err != nil {
 		return nil, err
 	}
@@ -122,12 +137,26 @@ func Load(options Options) (_ *Datapath, err error) {
 
 // load creates the maps, or adopts the pinned ones, and loads the programs.
 func (d *Datapath) load() error {
+	if err := d.makeDirs(); err != nil {
+		return err
+	}
+	return loadDnsbpfObjects(&d.objects, &ebpf.CollectionOptions{Maps: ebpf.MapOptions{PinPath: d.mapDir()}})
+}
+
+func newDatapath(options Options) *Datapath {
+	return &Datapath{
+		options: options, filters: make(map[Attachment]bool), links: make(map[Attachment]link.Link),
+		contents: make(map[string]content), mapNames: make(map[*ebpf.Map]string), ids: make(map[*ebpf.Program]ebpf.ProgramID),
+	}
+}
+
+func (d *Datapath) makeDirs() error {
 	for _, dir := range []string{d.mapDir(), d.linkDir()} {
 		if err := os.MkdirAll(dir, 0o755); err != nil {
 			return fmt.Errorf("create pin directory: %w", err)
 		}
 	}
-	return loadDnsbpfObjects(&d.objects, &ebpf.CollectionOptions{Maps: ebpf.MapOptions{PinPath: d.mapDir()}})
+	return nil
 }
 
 // describeLoadError keeps the verifier's whole log: its last lines alone seldom tell why a program was refused.
@@ -145,6 +174,28 @@ func describeLoadError(err error) error {
 
 func (d *Datapath) mapDir() string  { return filepath.Join(d.options.PinDir, "maps") }
 func (d *Datapath) linkDir() string { return filepath.Join(d.options.PinDir, "links") }
+
+// identify notes by what the kernel knows the programs and maps.
+func (d *Datapath) identify() error {
+	for _, program := range []*ebpf.Program{d.objects.DnsFromHost, d.objects.DnsFromClient, d.objects.DnsFromBackend, d.objects.DnsGuard} {
+		info, err := program.Info()
+		if err != nil {
+			return fmt.Errorf("read program: %w", err)
+		}
+		d.ids[program], _ = info.ID()
+	}
+	o := &d.objects
+	for _, m := range []*ebpf.Map{o.DnsBackends, o.DnsConfig, o.DnsFlows, o.DnsListeners, o.DnsReplyVia, o.DnsSources, o.DnsStats, o.DnsZones} {
+		info, err := m.Info()
+		if err != nil {
+			return fmt.Errorf("read map: %w", err)
+		}
+		if m.IsPinned() {
+			d.mapNames[m] = info.Name
+		}
+	}
+	return nil
+}
 
 // configure sets what dns_config holds besides the zones. The seed stays: queries in flight were hashed with it. The key
 // is another one with each load, since the programs' count of draws begins anew.
@@ -177,7 +228,11 @@ func secret() (uint64, error) {
 	return binary.NativeEndian.Uint64(random[:]), nil
 }
 
+// readConfig returns what was written last, or found at the start.
 func (d *Datapath) readConfig() (config dnsbpfDnsConfig, err error) {
+	if d.config != nil {
+		return *d.config, nil
+	}
 	if err := d.objects.DnsConfig.Lookup(uint32(0), &config); err != nil {
 		return config, fmt.Errorf("read map dns_config: %w", err)
 	}
@@ -188,12 +243,20 @@ func (d *Datapath) writeConfig(config dnsbpfDnsConfig) error {
 	if err := d.objects.DnsConfig.Put(uint32(0), config); err != nil {
 		return fmt.Errorf("write map dns_config: %w", err)
 	}
+	d.config = &config
 	return nil
 }
 
 // Close releases the file descriptors. What is pinned goes on working.
 func (d *Datapath) Close() error {
-	return d.objects.Close()
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	errs := []error{d.objects.Close()}
+	for _, l := range d.links {
+		errs = append(errs, l.Close())
+	}
+	clear(d.links)
+	return errors.Join(errs...)
 }
 
 // Remove detaches every program that is pinned below pinDir and removes the pins. Programs that are attached by

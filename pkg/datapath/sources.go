@@ -43,6 +43,11 @@ func (d *Datapath) ReplaceSources(sources []Source) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 
+	if d.written.sources != nil && slices.Equal(d.written.sources, sources) {
+		return nil
+	}
+	given := slices.Clone(sources)
+	d.written.sources = nil
 	sources = slices.Clone(sources)
 	slices.SortFunc(sources, func(a, b Source) int { return b.Prefix.Bits() - a.Prefix.Bits() })
 	keep := make(map[dnsbpfDnsPrefix]bool, len(sources))
@@ -53,7 +58,11 @@ func (d *Datapath) ReplaceSources(sources []Source) error {
 			return fmt.Errorf("write %s to map dns_sources: %w", source.Prefix, err)
 		}
 	}
-	return deleteUnless(d.objects.DnsSources, func(key dnsbpfDnsPrefix) bool { return keep[key] })
+	if err := deleteUnless(d.objects.DnsSources, func(key dnsbpfDnsPrefix) bool { return keep[key] }); err != nil {
+		return err
+	}
+	d.written.sources = given
+	return remember[dnsbpfDnsPrefix, dnsbpfDnsSource](d, d.objects.DnsSources)
 }
 
 // AddReplyVia says for which interfaces replies leave through another one, by index: for a bridge's port the bridge.
@@ -66,7 +75,7 @@ func (d *Datapath) AddReplyVia(via map[uint32]uint32) error {
 			return fmt.Errorf("write interface %d to map dns_reply_via: %w", ifindex, err)
 		}
 	}
-	return nil
+	return remember[uint32, uint32](d, d.objects.DnsReplyVia)
 }
 
 // ReplaceReplyVia is AddReplyVia and forgets all others.
@@ -76,7 +85,8 @@ func (d *Datapath) ReplaceReplyVia(via map[uint32]uint32) error {
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	return deleteUnless(d.objects.DnsReplyVia, func(ifindex uint32) bool { _, keep := via[ifindex]; return keep })
+	err := deleteUnless(d.objects.DnsReplyVia, func(ifindex uint32) bool { _, keep := via[ifindex]; return keep })
+	return errors.Join(err, remember[uint32, uint32](d, d.objects.DnsReplyVia))
 }
 
 // deleteUnless removes the elements that keep does not want. Keys are collected first: a hash that is changed while

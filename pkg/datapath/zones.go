@@ -93,6 +93,11 @@ func (d *Datapath) ReplaceZones(zones []string, backends, fallback []Backend, tr
 	d.mu.Lock()
 	defer d.mu.Unlock()
 
+	now := steered{slices.Clone(zones), slices.Clone(backends), slices.Clone(fallback), maps.Clone(trials)}
+	if d.written.steered != nil && d.written.steered.equal(now) {
+		return nil
+	}
+	d.written.steered = nil
 	tried := slices.Sorted(maps.Keys(trials))
 	keys, shapes, err := zoneKeys(slices.Concat(zones, tried))
 	if err != nil {
@@ -137,7 +142,30 @@ func (d *Datapath) ReplaceZones(zones []string, backends, fallback []Backend, tr
 	if err != nil {
 		return err
 	}
-	return d.dropUnusedGroups()
+	if err := d.dropUnusedGroups(); err != nil {
+		return err
+	}
+	d.written.steered = &now
+	return errors.Join(remember[uint64, dnsbpfDnsZone](d, d.objects.DnsZones), remember[dnsbpfDnsBackendKey, dnsbpfDnsBackend](d, d.objects.DnsBackends))
+}
+
+// written is what the maps were written from last; nil where that failed, or was never done. The same again is not written.
+type written struct {
+	listeners []Listener
+	sources   []Source
+	steered   *steered
+}
+
+// steered are the arguments of ReplaceZones.
+type steered struct {
+	zones              []string
+	backends, fallback []Backend
+	trials             map[string]Backend
+}
+
+func (s steered) equal(o steered) bool {
+	return slices.Equal(s.zones, o.zones) && slices.Equal(s.backends, o.backends) && slices.Equal(s.fallback, o.fallback) &&
+		maps.Equal(s.trials, o.trials)
 }
 
 // writeZones writes a new group and has the zones switch to it.

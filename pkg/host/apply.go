@@ -40,7 +40,7 @@ func (h *Host) Apply(k *plan.Kernel) (problems []plan.Problem, err error) {
 		}
 	}
 	if filter := k.IngressFilter; filter.Index != 0 {
-		a, err := h.datapath.TryGuard(filter.Name, filter.Index)
+		a, err := h.datapath.TryIngressFilter(filter.Name, filter.Index)
 		if err != nil {
 			h.log.Warn("no source check in the kernel, the forwarder checks what reaches it", zap.Error(err))
 			problems = append(problems, plan.Problem{Kind: plan.ProblemIngressFilter, Text: err.Error()})

@@ -4,6 +4,8 @@ package host
 
 import (
 	"errors"
+	"fmt"
+	"net"
 	"slices"
 	"strconv"
 
@@ -68,6 +70,12 @@ func (f filters) AttachFilter(a datapath.Attachment, programFD int) error {
 	return netdev.AttachFilter(filter, programFD)
 }
 
+// HasFilter implements datapath.TrafficControl.
+func (f filters) HasFilter(a datapath.Attachment, program uint32) bool {
+	id, name, err := netdev.FilterProgram(filterOf(a))
+	return err == nil && (name == "" || id == program)
+}
+
 // DetachFilter implements datapath.TrafficControl.
 func (f filters) DetachFilter(a datapath.Attachment) error {
 	var change filterChange
@@ -114,4 +122,26 @@ func (f filters) detachUnless(keep func(name string, filter netdev.Filter) bool)
 		errs = append(errs, err)
 	}
 	return errors.Join(errs...)
+}
+
+// strayFilters are filters of ours on any interface. It is for the end, when there should be none.
+func strayFilters() (stray []netdev.Filter, err error) {
+	interfaces, err := net.Interfaces()
+	if err != nil {
+		return nil, fmt.Errorf("list interfaces: %w", err)
+	}
+	for _, i := range interfaces {
+		has, err := netdev.HasClsact(i.Index)
+		if err != nil || !has {
+			continue // it is gone, or has no filters
+		}
+		for _, a := range []datapath.Attachment{{Program: datapath.FromHost, Egress: true}, {Program: datapath.FromClient}, {Program: datapath.FromBackend}} {
+			a.Ifindex = i.Index
+			filter := filterOf(a)
+			if id, _, err := netdev.FilterProgram(filter); err == nil && id != 0 {
+				stray = append(stray, filter)
+			}
+		}
+	}
+	return stray, nil
 }

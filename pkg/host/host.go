@@ -29,6 +29,7 @@ type Host struct {
 	log      *zap.Logger
 	datapath *datapath.Datapath // nil without BPF
 	hooks    []plan.Hook        // of the last plan
+	keeping  keeping
 }
 
 // New returns a Host whose changes are recorded in the journal. Nothing is changed yet.
@@ -80,7 +81,7 @@ func (h *Host) setSysctl(name, value string) error {
 
 // Drain stops steering, and waits for the replies that are under way.
 func (h *Host) Drain(ctx context.Context) error {
-	if err := errors.Join(datapath.DetachQueries(h.config.BPFFS), filters{h.journal}.detachQueries()); err != nil {
+	if err := errors.Join(h.datapath.DetachQueries(), filters{h.journal}.detachQueries()); err != nil {
 		return err
 	}
 	ctx, cancel := context.WithTimeout(ctx, drainTimeout)

@@ -18,7 +18,7 @@ func ReportDatapath(report *status.Report, c config.Config, journal *state.Journ
 	if !c.BPF {
 		return
 	}
-	programs, err := datapath.PinnedPrograms(c.BPFFS)
+	programs, err := attachedPrograms(c)
 	if errors.Is(err, os.ErrPermission) {
 		// Not everybody may look into the kernel; the daemon, where it answers, has looked for us.
 		return
@@ -31,9 +31,14 @@ func ReportDatapath(report *status.Report, c config.Config, journal *state.Journ
 	if len(programs)+len(report.Datapath.Programs) == 0 {
 		return
 	}
-	report.Datapath.Pinned = c.BPFFS
+	if pinned, err := datapath.PinnedPrograms(c.BPFFS); err == nil && len(pinned) > 0 {
+		report.Datapath.Pinned = c.BPFFS
+	}
+	if !report.Attached {
+		report.Problems = append(report.Problems, "programs of an earlier attachment are still attached: run k2s-dnsbpf detach")
+	}
 	for _, program := range programs {
-		if datapath.Program(program.Name) == datapath.Guard {
+		if datapath.Program(program.Name) == datapath.IngressFilter {
 			if mode, err := netdev.XDPMode(program.Interface); err == nil && mode != "" {
 				program.Attach += "/" + mode
 			}
@@ -44,6 +49,9 @@ func ReportDatapath(report *status.Report, c config.Config, journal *state.Journ
 		if program.Ifindex == 0 {
 			report.Problems = append(report.Problems, program.Name+" is no longer attached: interface "+program.Interface+" is gone")
 		}
+	}
+	if report.Datapath.Pinned == "" {
+		return // who attached them may know the counters
 	}
 	counters, err := datapath.PinnedCounters(c.BPFFS)
 	if err != nil {
@@ -66,6 +74,22 @@ func ReportDatapath(report *status.Report, c config.Config, journal *state.Journ
 			report.Reasons[scope.String()] = reasons
 		}
 	}
+}
+
+// attachedPrograms lists what is attached by the kernel's own lists, and what is pinned and was attached to an interface that
+// is gone.
+func attachedPrograms(c config.Config) ([]datapath.AttachedProgram, error) {
+	programs, err := datapath.Attached(netdev.XDPProgram)
+	if err != nil {
+		return nil, err
+	}
+	pinned, err := datapath.PinnedPrograms(c.BPFFS)
+	for _, p := range pinned {
+		if p.Ifindex == 0 {
+			programs = append(programs, p)
+		}
+	}
+	return programs, err
 }
 
 // fillFilters adds the programs that the journal says are attached as filters, as the kernel has them.

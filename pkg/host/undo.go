@@ -85,11 +85,8 @@ func Undo(c config.Config, journal *state.Journal, log *zap.Logger) ([]string, e
 			}
 		}
 	}
-	// Programs that a lost journal knew of.
-	if pinned, err := datapath.PinnedPrograms(c.BPFFS); err == nil && len(pinned) > 0 {
-		done = append(done, "programs detached, pins removed from "+c.BPFFS)
-		errs = append(errs, datapath.Remove(c.BPFFS))
-	}
+	ghosts, err := removeGhosts(c)
+	done, errs = append(done, ghosts...), append(errs, err)
 	if err := errors.Join(errs...); err != nil {
 		return done, err
 	}
@@ -97,6 +94,32 @@ func Undo(c config.Config, journal *state.Journal, log *zap.Logger) ([]string, e
 		return done, nil
 	}
 	return done, ClearJournal(c, journal, log)
+}
+
+// removeGhosts takes away what a lost journal knew of, or what is pinned where nobody sees it.
+func removeGhosts(c config.Config) (done []string, err error) {
+	var errs []error
+	if pinned, err := datapath.PinnedPrograms(c.BPFFS); err == nil && len(pinned) > 0 {
+		done = append(done, "programs detached, pins removed from "+c.BPFFS)
+		errs = append(errs, datapath.Remove(c.BPFFS))
+	}
+	// A kernel that can't be asked has none.
+	if programs, err := datapath.Attached(netdev.XDPProgram); err == nil && len(programs) > 0 {
+		errs = append(errs, datapath.Detach(programs))
+		for _, p := range programs {
+			done = append(done, fmt.Sprintf("%s detached from %s, which no journal knew of", p.Name, p.Interface))
+		}
+	}
+	filters, err := strayFilters()
+	errs = append(errs, err)
+	for _, f := range filters {
+		if err := errors.Join(netdev.DetachFilter(f), netdev.RemoveClsact(f.Ifindex)); err != nil {
+			errs = append(errs, err)
+			continue
+		}
+		done = append(done, fmt.Sprintf("filter %s removed, which no journal knew of", f.Name))
+	}
+	return done, errors.Join(errs...)
 }
 
 // DescribeUndo says what Undo would do, a line for each thing.

@@ -159,3 +159,18 @@ func XDPMode(name string) (string, error) {
 	}
 	return "offloaded", nil
 }
+
+// XDPProgram returns the kernel's ID of the XDP program on an interface, 0 without one, or without the interface.
+func XDPProgram(ifindex int) (id uint32, err error) {
+	device, err := netlink.LinkByIndex(ifindex)
+	if errors.As(err, &netlink.LinkNotFoundError{}) {
+		return 0, nil
+	}
+	if err != nil {
+		return 0, fmt.Errorf("look up interface %d: %w", ifindex, err)
+	}
+	if xdp := device.Attrs().Xdp; xdp != nil && xdp.Attached {
+		return xdp.ProgId, nil
+	}
+	return 0, nil
+}

@@ -104,6 +104,18 @@ type Guardian struct {
 type Datapath struct {
 	Programs []Program `json:"programs" yaml:"programs"`
 	Pinned   string    `json:"pinned,omitempty" yaml:"pinned,omitempty"` // the pin directory
+	// Events are what others have taken away while attached, oldest first.
+	Events []KernelEvent `json:"events,omitempty" yaml:"events,omitempty"`
+}
+
+// KernelEvent is something that was put into the kernel and found missing or changed there.
+type KernelEvent struct {
+	Time   time.Time `json:"time" yaml:"time"`
+	What   string    `json:"what" yaml:"what"`
+	Action string    `json:"action" yaml:"action"`
+	// Count is how often it happened until Last, if more than once.
+	Count int        `json:"count,omitempty" yaml:"count,omitempty"`
+	Last  *time.Time `json:"last,omitempty" yaml:"last,omitempty"`
 }
 
 // Program is one attached program.
@@ -308,15 +320,21 @@ func (r Report) writeTable(w io.Writer) error {
 	if err := t.Flush(); err != nil {
 		return err
 	}
+	if len(r.Datapath.Events) > 0 {
+		fmt.Fprintln(t)
+		row("KERNEL", "CHANGE", "ACTION")
+		for _, e := range r.Datapath.Events {
+			row(span(e.Time, e.Last, e.Count), e.What, e.Action)
+		}
+		if err := t.Flush(); err != nil {
+			return err
+		}
+	}
 	if len(r.Resolver.Events) > 0 {
 		fmt.Fprintln(t)
 		row("RESOLVER FILE", "CHANGE", "BY", "ACTION")
 		for _, e := range r.Resolver.Events {
-			when := e.Time.Format(time.RFC3339)
-			if e.Last != nil {
-				when += fmt.Sprintf(" (%d until %s)", e.Count, e.Last.Format(time.TimeOnly))
-			}
-			row(when, e.What, e.By, e.Action)
+			row(span(e.Time, e.Last, e.Count), e.What, e.By, e.Action)
 		}
 		if err := t.Flush(); err != nil {
 			return err
@@ -412,4 +430,13 @@ func yesNo(yes bool) string {
 		return "yes"
 	}
 	return "no"
+}
+
+// span says when something happened, and how often until when.
+func span(first time.Time, last *time.Time, count int) string {
+	text := first.Format(time.RFC3339)
+	if last != nil {
+		text += fmt.Sprintf(" (%d until %s)", count, last.Format(time.TimeOnly))
+	}
+	return text
 }

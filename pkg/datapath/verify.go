@@ -1,0 +1,204 @@
+//go:build linux
+
+package datapath
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/link"
+)
+
+// Verify looks whether what was put into the kernel is still there, and says what is not, each in a few words. It takes
+// three system calls for each attachment and map, and two for each element of a map. Heal puts it back.
+func (d *Datapath) Verify() (wrong []string) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	wrong = append(d.lostHooks(), d.lostPins()...)
+	for _, name := range slices.Sorted(maps.Keys(d.contents)) {
+		same, err := d.contents[name].same()
+		switch {
+		case err != nil:
+			wrong = append(wrong, err.Error())
+		case !same:
+			wrong = append(wrong, "map "+name+" was changed")
+		}
+	}
+	return wrong
+}
+
+// Intact reports whether every program is still where it was attached: the part of Verify that costs least and matters most.
+func (d *Datapath) Intact() bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return len(d.lostHooks()) == 0
+}
+
+// lostHooks leaves out what went with its interface: the next plan will.
+func (d *Datapath) lostHooks() (lost []string) {
+	for a, l := range d.links {
+		program, err := d.program(a.Program)
+		if err == nil && !runs(l, a.Ifindex, d.ids[program]) && interfaceExists(a.Ifindex) {
+			lost = append(lost, a.String()+" is not attached any more")
+		}
+	}
+	for a := range d.filters {
+		if program, err := d.program(a.Program); err == nil && !d.options.TrafficControl.HasFilter(a, uint32(d.ids[program])) {
+			lost = append(lost, a.String()+" is not attached any more")
+		}
+	}
+	slices.Sort(lost)
+	return lost
+}
+
+func (d *Datapath) lostPins() (lost []string) {
+	count := 0
+	for path := range d.pins() {
+		if _, err := os.Lstat(path); errors.Is(err, os.ErrNotExist) {
+			count++
+		}
+	}
+	if count > 0 {
+		lost = append(lost, fmt.Sprintf("%d pins below %s are gone", count, d.options.PinDir))
+	}
+	return lost
+}
+
+// pinned is what can be pinned.
+type pinned interface {
+	Pin(path string) error
+	Unpin() error
+}
+
+// pins are all that there should be, by path.
+func (d *Datapath) pins() map[string]pinned {
+	pins := make(map[string]pinned)
+	o := &d.objects
+	for _, m := range []*ebpf.Map{o.DnsBackends, o.DnsConfig, o.DnsFlows, o.DnsListeners, o.DnsReplyVia, o.DnsSources, o.DnsStats, o.DnsZones} {
+		if name := d.mapNames[m]; name != "" {
+			pins[filepath.Join(d.mapDir(), name)] = m
+		}
+	}
+	for a, l := range d.links {
+		pins[filepath.Join(d.linkDir(), a.pinName())] = l
+	}
+	return pins
+}
+
+// Heal puts back what Verify finds missing, and touches nothing else. Without a BPF file system pins can't be: that is an
+// error, and all the rest is as it should be.
+func (d *Datapath) Heal() error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	var errs []error
+	for _, content := range d.contents {
+		errs = append(errs, content.restore())
+	}
+	pinErr := d.repin()
+	for _, a := range slices.Concat(slices.Collect(maps.Keys(d.links)), slices.Collect(maps.Keys(d.filters))) {
+		// An interface that is gone is for the next plan to leave out.
+		if err := d.attach(a); err != nil && interfaceExists(a.Ifindex) {
+			errs = append(errs, fmt.Errorf("attach %s: %w", a, err))
+		}
+	}
+	return errors.Join(append(errs, pinErr)...)
+}
+
+func (d *Datapath) repin() error {
+	if len(d.lostPins()) == 0 {
+		return nil
+	}
+	if err := CheckPinDir(d.options.PinDir); err != nil {
+		return err
+	}
+	if err := d.makeDirs(); err != nil {
+		return err
+	}
+	var errs []error
+	for path, object := range d.pins() {
+		if _, err := os.Lstat(path); !errors.Is(err, os.ErrNotExist) {
+			continue
+		}
+		// It believes to be pinned.
+		errs = append(errs, object.Unpin(), object.Pin(path))
+	}
+	return errors.Join(errs...)
+}
+
+// content is what a map was left with.
+type content interface {
+	same() (bool, error)
+	restore() error
+}
+
+// remember notes what is in a map now: what it should hold until it is written again. The caller holds mu.
+func remember[K, V comparable](d *Datapath, m *ebpf.Map) error {
+	elements, err := dump[K, V](m)
+	if err != nil {
+		return err
+	}
+	d.contents[d.mapNames[m]] = &elementsOf[K, V]{m, elements}
+	return nil
+}
+
+type elementsOf[K, V comparable] struct {
+	of       *ebpf.Map
+	elements map[K]V
+}
+
+func (e *elementsOf[K, V]) same() (bool, error) {
+	now, err := dump[K, V](e.of)
+	return maps.Equal(now, e.elements), err
+}
+
+func (e *elementsOf[K, V]) restore() error {
+	now, err := dump[K, V](e.of)
+	if err != nil {
+		return err
+	}
+	for key, value := range e.elements {
+		if old, ok := now[key]; ok && old == value {
+			continue
+		}
+		if err := e.of.Put(key, value); err != nil {
+			return fmt.Errorf("write map %s: %w", e.of, err)
+		}
+	}
+	return deleteUnless(e.of, func(key K) bool { _, keep := e.elements[key]; return keep })
+}
+
+func dump[K, V comparable](m *ebpf.Map) (map[K]V, error) {
+	var (
+		key   K
+		value V
+	)
+	elements := make(map[K]V)
+	entries := m.Iterate()
+	for entries.Next(&key, &value) {
+		elements[key] = value
+	}
+	if err := entries.Err(); err != nil {
+		return nil, fmt.Errorf("walk map %s: %w", m, err)
+	}
+	return elements, nil
+}
+
+// configContent is dns_config, which changes with each heartbeat.
+type configContent struct{ d *Datapath }
+
+func (c configContent) same() (bool, error) {
+	var now dnsbpfDnsConfig
+	if err := c.d.objects.DnsConfig.Lookup(uint32(0), &now); err != nil {
+		return false, fmt.Errorf("read map dns_config: %w", err)
+	}
+	return now == *c.d.config, nil
+}
+
+func (c configContent) restore() error { return c.d.writeConfig(*c.d.config) }
+
+var _ pinned = link.Link(nil)

@@ -1,0 +1,234 @@
+//go:build linux
+
+package datapath
+
+import (
+	"errors"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/asm"
+	"github.com/cilium/ebpf/link"
+	"golang.org/x/sys/unix"
+
+	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/netdev"
+)
+
+// inUse is a datapath with something in each map and on each kind of hook.
+func inUse(t *testing.T, pinDir string, eth int) *Datapath {
+	t.Helper()
+	d := load(t, Options{PinDir: pinDir})
+	steer(t, d, eth)
+	return d
+}
+
+func steer(t *testing.T, d *Datapath, eth int) {
+	t.Helper()
+	filter, err := d.TryIngressFilter("eth0", eth)
+	backend := []Backend{{Address: backend4, NATAddress: nat4, Ifindex: uint32(eth)}}
+	if err := errors.Join(err, d.AddReplyVia(map[uint32]uint32{7: 8}),
+		d.ReplaceSources([]Source{{Prefix: netip.MustParsePrefix("192.0.2.0/24"), Ifindex: uint32(eth), Allowed: true}}),
+		d.ReplaceListeners([]Listener{{Address: listener4, Scope: ScopeHost}}),
+		d.ReplaceZones([]string{"cluster.local"}, backend, backend, nil),
+	); err != nil {
+		t.Fatal(err)
+	}
+	replaceAttachments(t, d, Attachment{FromHost, "lo", loIfindex, true}, Attachment{FromBackend, "eth0", eth, false}, filter)
+}
+
+// TestVerify: whatever is taken away is noticed, by its name, and comes back.
+func TestVerify(t *testing.T) {
+	needTCX(t)
+	pinDir := newNamespace(t)
+	eth := addInterface(t, "eth0")
+	d := inUse(t, pinDir, eth)
+	detach := func(a Attachment) func(*testing.T) {
+		return func(t *testing.T) {
+			t.Helper()
+			// As bpftool does: by a descriptor that is not ours.
+			l, err := link.NewFromID(linkID(d.links[a]))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := errors.Join(l.Detach(), l.Close()); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	empty := func(m *ebpf.Map) func(*testing.T) {
+		return func(t *testing.T) {
+			t.Helper()
+			var key []byte
+			for {
+				err := m.NextKey(nil, &key)
+				if errors.Is(err, ebpf.ErrKeyNotExist) {
+					return
+				}
+				if err := errors.Join(err, m.Delete(key)); err != nil {
+					t.Fatal(err)
+				}
+			}
+		}
+	}
+	o := &d.objects
+	for name, c := range map[string]struct {
+		damage func(*testing.T)
+		says   string
+	}{
+		"the host's link":         {detach(Attachment{FromHost, "lo", loIfindex, true}), "dns_from_host on egress of lo"},
+		"a backend's link":        {detach(Attachment{FromBackend, "eth0", eth, false}), "dns_from_backend on ingress of eth0"},
+		"the ingress filter":      {detach(Attachment{IngressFilter, "eth0", eth, false}), "on xdp of eth0"},
+		"zones":                   {empty(o.DnsZones), "dns_zones"},
+		"backends":                {empty(o.DnsBackends), "dns_backends"},
+		"listeners":               {empty(o.DnsListeners), "dns_listeners"},
+		"sources":                 {empty(o.DnsSources), "dns_sources"},
+		"where replies leave":     {empty(o.DnsReplyVia), "dns_reply_via"},
+		"one more listener":       {func(t *testing.T) { overwrite(t, o.DnsListeners, listenerKey(listener6), dnsbpfDnsListener{}) }, "dns_listeners"},
+		"another scope":           {func(t *testing.T) { overwrite(t, o.DnsListeners, listenerKey(listener4), dnsbpfDnsListener{Scope: 2}) }, "dns_listeners"},
+		"the configuration":       {func(t *testing.T) { overwrite(t, o.DnsConfig, uint32(0), dnsbpfDnsConfig{}) }, "dns_config"},
+		"a pin":                   {func(t *testing.T) { remove(t, filepath.Join(pinDir, "maps", "dns_zones")) }, "1 pins"},
+		"all pins":                {func(t *testing.T) { remove(t, pinDir) }, "pins"},
+		"the program in our link": {func(t *testing.T) { exchange(t, d.links[Attachment{FromHost, "lo", loIfindex, true}]) }, "dns_from_host on egress of lo"},
+	} {
+		// No subtest: this thread has the namespaces.
+		if wrong := d.Verify(); len(wrong) != 0 {
+			t.Fatalf("before %s: %q", name, wrong)
+		}
+		pins := listPins(t, pinDir)
+		c.damage(t)
+		if wrong := strings.Join(d.Verify(), "; "); !strings.Contains(wrong, c.says) {
+			t.Errorf("%s: said %q, want %q", name, wrong, c.says)
+		}
+		if strings.Contains(c.says, " of ") == d.Intact() {
+			t.Errorf("%s: intact: %v", name, d.Intact())
+		}
+		if err := d.Heal(); err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+		if wrong := d.Verify(); len(wrong) != 0 || !d.Intact() {
+			t.Errorf("after %s: %q", name, wrong)
+		}
+		wantAttached(t, d, loIfindex, true, FromHost)
+		wantAttached(t, d, eth, false, FromBackend)
+		wantGuard(t, d, "eth0", "native")
+		if now := listPins(t, pinDir); !slices.Equal(now, pins) {
+			t.Errorf("after %s: pins %q, want %q", name, now, pins)
+		}
+	}
+}
+
+func overwrite[K, V any](t *testing.T, m *ebpf.Map, key K, value V) {
+	t.Helper()
+	if err := m.Put(key, value); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func remove(t *testing.T, path string) {
+	t.Helper()
+	if err := os.RemoveAll(path); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func listPins(t *testing.T, pinDir string) (names []string) {
+	t.Helper()
+	for _, dir := range []string{"maps", "links"} {
+		entries, err := os.ReadDir(filepath.Join(pinDir, dir))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, entry := range entries {
+			names = append(names, entry.Name())
+		}
+	}
+	return names
+}
+
+// exchange puts another program into a link.
+func exchange(t *testing.T, l link.Link) {
+	t.Helper()
+	other, err := ebpf.NewProgram(&ebpf.ProgramSpec{
+		Type: ebpf.SchedCLS, License: "MIT", Instructions: asm.Instructions{asm.Mov.Imm(asm.R0, 0), asm.Return()},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer other.Close()
+	if err := l.Update(other); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// TestVerifyFilters: those of traffic control, too.
+func TestVerifyFilters(t *testing.T) {
+	pinDir := newNamespace(t)
+	d := load(t, Options{PinDir: pinDir, TrafficControl: &filters{}, ForceTrafficControl: true})
+	if err := d.identify(); err != nil {
+		t.Fatal(err)
+	}
+	onLo := Attachment{FromHost, "lo", loIfindex, true}
+	replaceAttachments(t, d, onLo)
+	if wrong := d.Verify(); len(wrong) != 0 {
+		t.Fatalf("before: %q", wrong)
+	}
+	if err := errors.Join(netdev.DetachFilter(filterOf(onLo)), netdev.RemoveClsact(loIfindex)); err != nil {
+		t.Fatal(err)
+	}
+	if wrong := d.Verify(); len(wrong) != 1 || !strings.Contains(wrong[0], onLo.String()) || d.Intact() {
+		t.Errorf("said %q", wrong)
+	}
+	if err := d.Heal(); err != nil || len(d.Verify()) != 0 {
+		t.Errorf("after: %q, %v", d.Verify(), err)
+	}
+}
+
+// TestGhosts: programs whose pins are out of sight, under another BPF file system or none, are found, and taken over or away.
+func TestGhosts(t *testing.T) {
+	needTCX(t)
+	pinDir := newNamespace(t)
+	eth := addInterface(t, "eth0")
+	dead := inUse(t, pinDir, eth)
+	if err := dead.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Mount("bpf", filepath.Dir(pinDir), "bpf", 0, ""); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = unix.Unmount(filepath.Dir(pinDir), unix.MNT_DETACH) })
+	attached := func() (names []string) {
+		t.Helper()
+		programs, err := Attached(netdev.XDPProgram)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, p := range programs {
+			names = append(names, p.Name+" "+p.Attach+" "+p.Interface)
+		}
+		slices.Sort(names)
+		return names
+	}
+	all := []string{"dns_from_backend tcx/ingress eth0", "dns_from_host tcx/egress lo", string(IngressFilter) + " xdp eth0"}
+	if got := attached(); !slices.Equal(got, all) {
+		t.Fatalf("attached: %q", got)
+	}
+	heir := inUse(t, pinDir, eth)
+	if got := attached(); !slices.Equal(got, all) {
+		t.Errorf("after the next one: %q", got)
+	}
+	wantAttached(t, heir, loIfindex, true, FromHost)
+	wantGuard(t, heir, "eth0", "native")
+	remove(t, pinDir)
+	programs, err := Attached(netdev.XDPProgram)
+	if err := errors.Join(err, Detach(programs), Detach(programs)); err != nil {
+		t.Error(err)
+	}
+	if got := attached(); len(got) != 0 {
+		t.Errorf("after Detach: %q", got)
+	}
+}
