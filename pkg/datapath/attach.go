@@ -186,10 +186,9 @@ func (d *Datapath) attach(a Attachment) error {
 	if held := d.links[a]; held != nil && runs(held, a.Ifindex, d.ids[program]) {
 		return nil
 	}
-	if err := d.forget(a); err != nil {
-		return err
-	}
 	l, err := d.inherit(a, program)
+	// Not before: a pin may be all that holds a dead daemon's link.
+	err = errors.Join(err, d.forget(a))
 	if err == nil && l == nil {
 		l, err = newLink(a, program)
 	}

@@ -61,11 +61,23 @@ func xdpLinks(ifindex int, programOf func(ifindex int) (uint32, error)) (found [
 	if err != nil || running == 0 || !isProgram(ebpf.ProgramID(running), IngressFilter) {
 		return nil, err
 	}
+	// A link that is being made just now, anywhere, can't be opened yet, and ends the walk.
+	const attempts = 10
+	for range attempts {
+		if found, err = linksOf(ebpf.ProgramID(running), ifindex); !errors.Is(err, unix.EAGAIN) {
+			break
+		}
+	}
+	return found, err
+}
+
+// linksOf returns the XDP links that run a program on an interface.
+func linksOf(program ebpf.ProgramID, ifindex int) (found []linked, err error) {
 	links := new(link.Iterator)
 	defer links.Close()
 	for links.Next() {
 		info, err := links.Link.Info()
-		if err != nil || info.Program != ebpf.ProgramID(running) {
+		if err != nil || info.Program != program {
 			continue
 		}
 		if xdp := info.XDP(); xdp != nil && int(xdp.Ifindex) == ifindex {

@@ -61,6 +61,7 @@ func (h *Host) Load() error {
 		PinDir:         h.config.BPFFS,
 		NATPorts:       datapath.PortRange(ports),
 		TrafficControl: filters{h.journal},
+		XDPProgram:     netdev.XDPProgram,
 	})
 	if err != nil {
 		return err

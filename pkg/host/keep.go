@@ -17,7 +17,7 @@ import (
 )
 
 const (
-	// maxHeals is how often something is put back within healWindow until others seem to take it away on purpose; it is put
+	// maxHeals is how often the same is put back within healWindow until others seem to take it away on purpose; it is put
 	// back every healPause from then on, until it has been left alone for healWindow.
 	maxHeals   = 5
 	healWindow = time.Minute
@@ -30,8 +30,7 @@ const (
 // keeping is what became of what was put into the kernel.
 type keeping struct {
 	events []status.KernelEvent
-	heals  []time.Time // within the window
-	failed string      // why the last one was in vain
+	heals  map[string][]time.Time // within the window, by what was put back
 }
 
 // Keep looks whether what was put into the kernel is still there, and puts back what is not. It returns a problem as long as
@@ -41,20 +40,20 @@ func (h *Host) Keep(now time.Time) (problem string) {
 		return ""
 	}
 	k := &h.keeping
-	k.heals = slices.DeleteFunc(k.heals, func(at time.Time) bool { return now.Sub(at) > healWindow })
-	contended := len(k.heals) >= maxHeals
 	wrong := append(h.datapath.Verify(), lostSysctls()...)
+	last := k.fight(now)
 	switch {
-	case len(wrong) == 0 && contended:
+	case len(wrong) == 0 && !last.IsZero():
 		return "others keep taking away what is in the kernel (see the events): stop them"
 	case len(wrong) == 0:
-		k.failed = ""
 		return ""
-	case contended && now.Sub(k.heals[len(k.heals)-1]) < healPause:
+	case now.Sub(last) < healPause:
 		return fmt.Sprintf("%s: others keep taking it away: it is put back every %s: stop them", strings.Join(wrong, "; "), healPause)
 	}
 	err := h.heal()
-	k.heals = append(k.heals, now)
+	for _, what := range wrong {
+		k.heals[what] = append(k.heals[what], now)
+	}
 	action := "put back"
 	if err != nil {
 		action = "not put back: " + err.Error()
@@ -66,6 +65,22 @@ func (h *Host) Keep(now time.Time) (problem string) {
 		return fmt.Sprintf("%s: %s", strings.Join(wrong, "; "), action)
 	}
 	return ""
+}
+
+// fight returns when something was put back last that others take away again and again; a zero time if there is no such thing.
+func (k *keeping) fight(now time.Time) (last time.Time) {
+	if k.heals == nil {
+		k.heals = make(map[string][]time.Time)
+	}
+	for what, times := range k.heals {
+		times = slices.DeleteFunc(times, func(at time.Time) bool { return now.Sub(at) > healWindow })
+		if k.heals[what] = times; len(times) == 0 {
+			delete(k.heals, what)
+		} else if at := times[len(times)-1]; len(times) >= maxHeals && at.After(last) {
+			last = at
+		}
+	}
+	return last
 }
 
 // record remembers an event. It reports whether that is another one than before.

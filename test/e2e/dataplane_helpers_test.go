@@ -33,6 +33,7 @@ type dataplane struct {
 			Name      string `json:"name"`
 			Attach    string `json:"attach"`
 			Interface string `json:"interface"`
+			KernelID  int    `json:"kernel_id"`
 		} `json:"programs"`
 	} `json:"datapath"`
 	Endpoints []struct {

@@ -192,7 +192,14 @@ type report struct {
 		Answered uint64 `json:"answered"`
 		Passed   uint64 `json:"passed"`
 	} `json:"counters"`
-	Reasons   map[string]map[string]uint64 `json:"reasons"`
+	Reasons  map[string]map[string]uint64 `json:"reasons"`
+	Datapath struct {
+		Events []struct {
+			What   string `json:"what"`
+			Action string `json:"action"`
+			Count  int    `json:"count"`
+		} `json:"events"`
+	} `json:"datapath"`
 	Lingering *struct {
 		PID    int       `json:"pid"`
 		Until  time.Time `json:"until"`

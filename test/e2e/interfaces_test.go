@@ -81,7 +81,7 @@ func TestPodsBehindTheDefaultRoute(t *testing.T) {
 }
 
 // TestKubeSwitchIsAdded: an address that comes after the attach is served, also if it is named and not there at first, and
-// again when its interface was made anew, or is another.
+// again when its interface was made anew, renamed, or is another.
 func TestKubeSwitchIsAdded(t *testing.T) {
 	for name, args := range map[string][]string{"default": nil, "named": {"--kubeswitch-address", lab.KubeSwitch4}} {
 		t.Run(name, func(t *testing.T) {
@@ -119,7 +119,9 @@ func TestKubeSwitchIsAdded(t *testing.T) {
 			served("it comes", "kubeswitch")
 			sh(t, host, "ip link del kubeswitch; "+fmt.Sprintf(bridge, "kubeswitch"))
 			served("it is made anew", "kubeswitch")
-			sh(t, host, "ip link del kubeswitch; "+fmt.Sprintf(bridge, "br7"))
+			sh(t, host, "ip link set kubeswitch down; ip link set kubeswitch name switch0; ip link set switch0 up")
+			served("it is renamed", "switch0")
+			sh(t, host, "ip link del switch0; "+fmt.Sprintf(bridge, "br7"))
 			served("it moves", "br7")
 			if now := h.healthy().PID; now != pid {
 				t.Errorf("process %d, was %d", now, pid)

@@ -1,0 +1,47 @@
+//go:build linux
+
+package host
+
+import (
+	"testing"
+	"time"
+)
+
+// TestFight: the same thing again and again within a minute is one; many things once are none.
+func TestFight(t *testing.T) {
+	var k keeping
+	now := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
+	if last := k.fight(now); !last.IsZero() {
+		t.Error("a fight from the beginning")
+	}
+	for i := range maxHeals {
+		k.heals["a"] = append(k.heals["a"], now.Add(time.Duration(i)*time.Second))
+		k.heals[string(rune('b'+i))] = []time.Time{now}
+		if fights := !k.fight(now.Add(5 * time.Second)).IsZero(); fights != (i == maxHeals-1) {
+			t.Errorf("after %d times: %v", i+1, fights)
+		}
+	}
+	if !k.fight(now.Add(healWindow + 2*time.Second)).IsZero() {
+		t.Error("left alone for a while, it is still a fight")
+	}
+}
+
+// TestRecord: what happens again is one event with a count, and the past is bounded.
+func TestRecord(t *testing.T) {
+	var k keeping
+	now := time.Now()
+	for i := range 3 {
+		if other := k.record(now.Add(time.Duration(i)*time.Second), "a", "put back"); other != (i == 0) {
+			t.Errorf("time %d: another one: %v", i, other)
+		}
+	}
+	if e := k.events[0]; len(k.events) != 1 || e.Count != 3 || e.Last == nil {
+		t.Errorf("events %+v", k.events)
+	}
+	for i := range 3 * maxEvents {
+		k.record(now, string(rune('a'+i)), "put back")
+	}
+	if len(k.events) != maxEvents {
+		t.Errorf("%d events", len(k.events))
+	}
+}
