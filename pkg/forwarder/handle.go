@@ -123,7 +123,7 @@ func (s *Server) resolve(ctx context.Context, c *clientQuery) ([]byte, failure) 
 	}
 	hash := s.loops.hash(&c.question)
 	back, open := s.loops.comesBack(hash, c.from)
-	if back {
+	if back || open && inZone { // beside cluster DNS there is nobody else
 		s.noteLoop(c)
 		return nil, failLoop()
 	}
