@@ -13,6 +13,7 @@ import (
 
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/config"
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/daemon"
+	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/rundir"
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/status"
 )
 
@@ -74,7 +75,7 @@ func attachOrReload(ctx context.Context, c config.Config) (said string, err erro
 	deadline := time.After(c.Wait)
 	for {
 		said, err := attachInBackground(ctx, c)
-		if !errors.Is(err, daemon.ErrAttached) {
+		if !errors.Is(err, rundir.ErrAttached) {
 			return said, err
 		}
 		changed, err := daemon.Reload(ctx, c)

@@ -19,6 +19,7 @@ import (
 
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/config"
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/daemon"
+	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/rundir"
 )
 
 // readyFDVariable names the file descriptor that a daemon in the background tells its starter the outcome through.
@@ -43,7 +44,7 @@ func readyNotifier() func(says string, err error) {
 	var once sync.Once
 	return func(says string, err error) {
 		once.Do(func() {
-			result := outcome{Ready: err == nil, Says: says, Attached: errors.Is(err, daemon.ErrAttached)}
+			result := outcome{Ready: err == nil, Says: says, Attached: errors.Is(err, rundir.ErrAttached)}
 			if err != nil {
 				result.Error = err.Error()
 			}
@@ -99,7 +100,7 @@ func attachInBackground(ctx context.Context, c config.Config) (said string, err 
 	waited := child.Wait()
 	switch {
 	case result.Attached:
-		return "", daemon.ErrAttached
+		return "", rundir.ErrAttached
 	case result.Error != "":
 		return "", errors.New(result.Error)
 	case errors.Is(err, io.EOF):
@@ -145,10 +146,10 @@ const openLogTries = 5
 // openLog opens the daemon's log. Another attachment's log is not cut: an attach beside it fails and says so.
 func openLog(c config.Config) (log *os.File, err error) {
 	for range openLogTries {
-		if err := daemon.MakeRunDir(c); err != nil {
+		if err := rundir.Make(c); err != nil {
 			return nil, fmt.Errorf("create run directory: %w", err)
 		}
-		log, err = os.OpenFile(filepath.Join(c.RunDir, daemon.LogFile), os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o640)
+		log, err = os.OpenFile(filepath.Join(c.RunDir, rundir.LogFile), os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o640)
 		if !errors.Is(err, os.ErrNotExist) {
 			break
 		}

@@ -15,6 +15,7 @@ import (
 
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/config"
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/daemon"
+	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/rundir"
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/status"
 )
 
@@ -105,7 +106,7 @@ func openedLog(c config.Config) *logFile {
 	if err != nil {
 		return nil
 	}
-	there, err := os.Stat(filepath.Join(c.RunDir, daemon.LogFile))
+	there, err := os.Stat(filepath.Join(c.RunDir, rundir.LogFile))
 	if err != nil || !os.SameFile(mine, there) {
 		return nil
 	}

@@ -13,7 +13,6 @@ import (
 	"net"
 	"net/http"
 	"os"
-	"path/filepath"
 	"strings"
 	"sync"
 	"time"
@@ -22,6 +21,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/config"
+	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/rundir"
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/state"
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/status"
 )
@@ -46,7 +46,7 @@ type peerKey struct{}
 
 // listenControl serves the report, to every user since it holds no secret, and takes new settings from root.
 func (d *Daemon) listenControl() (*http.Server, error) {
-	path := filepath.Join(d.now.config.RunDir, controlFile)
+	path := rundir.Control(d.now.config)
 	if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return nil, fmt.Errorf("remove stale control socket: %w", err)
 	}
@@ -195,7 +195,7 @@ func askDaemon(ctx context.Context, c config.Config, limit time.Duration, method
 			}
 			return fmt.Errorf("ask the daemon: %w", errNoDaemon)
 		}
-		if _, held := state.Holder(filepath.Join(c.RunDir, lockFile)); !held {
+		if _, held := state.Holder(rundir.Lock(c)); !held {
 			return fmt.Errorf("ask the daemon: %w", errNoDaemon)
 		}
 		if hangs {
@@ -216,7 +216,7 @@ func askDaemon(ctx context.Context, c config.Config, limit time.Duration, method
 func callDaemon(ctx context.Context, c config.Config, limit time.Duration, method, path string, body []byte, into any) error {
 	asking, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
-	reply, err := exchange(asking, filepath.Join(c.RunDir, controlFile), method, path, body)
+	reply, err := exchange(asking, rundir.Control(c), method, path, body)
 	switch {
 	case err == nil:
 	case ctx.Err() != nil:

@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/config"
+	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/rundir"
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/state"
 )
 
@@ -59,7 +60,7 @@ func control(t *testing.T, peers ...peer) config.Config {
 	c := config.Default()
 	dir := t.TempDir()
 	c.RunDir, c.StateDir, c.BPFFS, c.ResolvConf = dir, filepath.Join(dir, "state"), filepath.Join(dir, "bpf"), filepath.Join(dir, "resolv.conf")
-	listener, err := net.ListenUnix("unix", &net.UnixAddr{Name: filepath.Join(dir, controlFile), Net: "unix"})
+	listener, err := net.ListenUnix("unix", &net.UnixAddr{Name: rundir.Control(config.Config{RunDir: dir}), Net: "unix"})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -87,7 +88,7 @@ func control(t *testing.T, peers ...peer) config.Config {
 
 func lockHost(t *testing.T, c config.Config) (unlock func()) {
 	t.Helper()
-	lock, err := state.TryLock(filepath.Join(c.RunDir, lockFile))
+	lock, err := state.TryLock(rundir.Lock(c))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -157,14 +158,14 @@ func TestNobodyListens(t *testing.T) {
 		t.Fatal(err)
 	}
 	listener.SetUnlinkOnClose(false)
-	if err := errors.Join(listener.Close(), os.Rename(path, filepath.Join(c.RunDir, controlFile))); err != nil {
+	if err := errors.Join(listener.Close(), os.Rename(path, rundir.Control(c))); err != nil {
 		t.Fatal(err)
 	}
 	for range 2 {
 		if _, err := askStatus(t, c); !errors.Is(err, errNoDaemon) {
 			t.Error(err)
 		}
-		_ = os.Remove(filepath.Join(c.RunDir, controlFile))
+		_ = os.Remove(rundir.Control(c))
 	}
 }
 

@@ -8,7 +8,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"path/filepath"
 	"runtime/debug"
 	"sync"
 	"sync/atomic"
@@ -24,6 +23,7 @@ import (
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/netdev"
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/plan"
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/resolvconf"
+	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/rundir"
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/state"
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/status"
 )
@@ -31,16 +31,7 @@ import (
 // errInterrupted is the end of an attach that a signal or a detach cut short.
 var errInterrupted = errors.New("attach: interrupted, all changes undone")
 
-// ErrAttached is returned by Run if another process is attached on this host.
-var ErrAttached = errors.New("already attached")
-
 const (
-	lockFile    = "lock"
-	controlFile = "control.sock"
-
-	// LogFile is the name, in the run directory, of what a daemon in the background logs to.
-	LogFile = "daemon.log"
-
 	// heartbeat is how often the kernel hears of the daemon.
 	heartbeat = time.Second
 
@@ -55,7 +46,7 @@ type Daemon struct {
 	version string
 	log     *zap.Logger
 
-	lock      *state.Locked
+	owned     *rundir.Owned
 	journal   *state.Journal
 	resolver  *resolvconf.Manager
 	keeper    *resolvconf.Keeper // once attached
@@ -111,6 +102,7 @@ func (d *Daemon) Run(ctx context.Context, ready func(status.Report)) error {
 	if os.Getenv("GOMEMLIMIT") == "" {
 		debug.SetMemoryLimit(memoryLimit)
 	}
+	rundir.SetName(rundir.Name)
 	err := d.run(ctx, ready)
 	return errors.Join(err, d.lingering.run(ctx))
 }
@@ -152,16 +144,13 @@ func (d *Daemon) acquire() error {
 	if err := CheckPrivilege("attach"); err != nil {
 		return err
 	}
-	lock, err := state.TryLock(filepath.Join(d.now.config.RunDir, lockFile))
-	if errors.Is(err, state.ErrLocked) {
-		return fmt.Errorf("%w: %w", ErrAttached, err)
-	}
+	owned, err := rundir.Acquire(d.now.config)
 	if err != nil {
 		return err
 	}
-	d.lock = lock
+	d.owned = owned
 	// What a guardian did after a daemon before us is no news any more.
-	if err := os.Remove(guardianFile(d.now.config)); err != nil && !errors.Is(err, os.ErrNotExist) {
+	if err := os.Remove(rundir.Guardian(d.now.config)); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return errors.Join(fmt.Errorf("remove a guardian's record: %w", err), d.release())
 	}
 	if err := forgetDeadLingerer(d.now.config.RunDir); err != nil {
@@ -196,15 +185,8 @@ func (d *Daemon) canAdopt(header state.Header) bool {
 		old.Resolver == d.now.config.Resolver
 }
 
-// release gives the host's lock back and removes the run directory if nothing else is in it.
-func (d *Daemon) release() error {
-	if d.lock == nil {
-		return nil
-	}
-	lock := d.lock
-	d.lock = nil
-	return removeRunDir(d.now.config, lock)
-}
+// release gives the locks back and removes the directories if nothing else is in them.
+func (d *Daemon) release() error { return d.owned.Release() }
 
 // poke wakes a receiver that looks at everything anyway: one value waiting is as good as many.
 func poke(channel chan<- struct{}) {

@@ -6,10 +6,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
 	"path/filepath"
 	"slices"
-	"strings"
 	"time"
 
 	"go.uber.org/zap"
@@ -17,9 +15,9 @@ import (
 
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/config"
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/host"
-	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/internal/safefile"
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/plan"
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/resolvconf"
+	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/rundir"
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/state"
 )
 
@@ -126,26 +124,6 @@ func (d *Daemon) retake() {
 	d.log.Warn("this daemon hung, and the guardian put the resolver file back: taken over again")
 }
 
-// MakeRunDir makes the run directory, in which every user may ask for the status.
-func MakeRunDir(c config.Config) error { return state.MkdirAll(c.RunDir) }
-
-// removeRunDir removes the files of a run and gives the lock back. The directory goes if it was ours alone.
-func removeRunDir(c config.Config, lock *state.Locked) error {
-	var errs []error
-	for _, path := range []string{filepath.Join(c.RunDir, controlFile), filepath.Join(c.RunDir, LogFile), guardianFile(c)} {
-		if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
-			errs = append(errs, err)
-		}
-	}
-	return errors.Join(append(errs, removeLock(c.RunDir, lock))...)
-}
-
-// removeLock gives the lock back and removes the run directory if nothing else is in it: what a dead daemon left there
-// stays for the next attach or detach.
-func removeLock(runDir string, lock *state.Locked) error {
-	return errors.Join(lock.Remove(), host.RemoveIfEmpty(runDir))
-}
-
 // Detach ends the attachment of this host: it asks a running daemon to detach and waits, and undoes what a dead one
 // left. The daemon lingers for as long as the configuration says. It returns a line for each thing that was done, and
 // for a daemon that lingers; none means that nothing was attached.
@@ -155,33 +133,30 @@ func Detach(ctx context.Context, c config.Config, log *zap.Logger) (done []strin
 	}
 	ctx, cancel := context.WithTimeout(ctx, stopTimeout)
 	defer cancel()
-	path := filepath.Join(c.RunDir, lockFile)
-	ended := 0
-	if pid, held := state.Holder(path); held && !isGuardian(pid) { // a guardian is done in a moment
-		if !isDaemon(pid) {
-			return nil, fmt.Errorf("detach: %s is held by process %d, which is not k2s-dnsbpf: run this where that process was started, such as in its container",
-				path, pid)
-		}
-		ended = pid
+	pid, err := owner(c)
+	if err != nil {
+		return nil, err
+	}
+	if pid != 0 {
 		if done, err = end(ctx, pid, c); err != nil {
 			return nil, err
 		}
 	}
-	lock, err := awaitLock(ctx, path, ended)
+	owned, err := awaitLocks(ctx, c, pid)
 	if err != nil {
-		return nil, fmt.Errorf("detach: the daemon does not end: %w: see %s", err, filepath.Join(c.RunDir, LogFile))
+		return nil, fmt.Errorf("detach: the daemon does not end: %w: see %s", err, filepath.Join(c.RunDir, rundir.LogFile))
 	}
-	defer func() { err = errors.Join(err, removeRunDir(c, lock)) }()
+	defer func() { err = errors.Join(err, owned.Release()) }()
 	journal, err := host.OpenJournal(c, log)
 	if err != nil {
 		return done, err
 	}
 	switch {
-	case ended == 0:
+	case pid == 0:
 	case host.HasRemains(c, journal):
-		log.Warn("the daemon ended before it had put everything back: undoing the rest", zap.Int("pid", ended))
+		log.Warn("the daemon ended before it had put everything back: undoing the rest", zap.Int("pid", pid))
 	default:
-		done = append(done, fmt.Sprintf("daemon %d detached", ended))
+		done = append(done, fmt.Sprintf("daemon %d detached", pid))
 	}
 	left, err := host.Undo(c, journal, log)
 	for _, line := range left {
@@ -196,12 +171,29 @@ func Detach(ctx context.Context, c config.Config, log *zap.Logger) (done []strin
 	return done, errors.Join(err, lingerErr)
 }
 
-// end asks a daemon to detach. One that takes no orders, since it is still on its way up, gets a signal, and does not
-// linger. There is nothing to ask of one that dies meanwhile. What the daemon did to the resolver file is returned.
+// owner returns the daemon that is to be ended, 0 for none. A guardian is none: it is done in a moment.
+func owner(c config.Config) (pid int, err error) {
+	pid, held := state.Holder(rundir.Lock(c))
+	switch {
+	case held && pid == 0:
+		return 0, fmt.Errorf("detach: %s is held by a process that can't be seen from here: run this where it was started, such as in its container", rundir.Lock(c))
+	case held && isGuardian(pid):
+		return 0, nil
+	case held:
+		return pid, nil
+	}
+	return rundir.Orphan(c), nil
+}
+
+// end asks a daemon to detach. One that takes no orders, since it is still on its way up or can't be reached, gets a signal,
+// and does not linger. There is nothing to ask of one that dies meanwhile. What the daemon did to the resolver file is returned.
 func end(ctx context.Context, pid int, c config.Config) (done []string, err error) {
 	// One that is stopped would neither answer nor see a signal.
-	if err := sendSignal(pid, unix.SIGCONT); err != nil {
+	if err := rundir.Signal(pid, unix.SIGCONT); err != nil {
 		return nil, err
+	}
+	if now, _ := state.Holder(rundir.Lock(c)); now != pid {
+		return nil, rundir.Terminate(pid) // an orphan
 	}
 	done, err = requestDetach(ctx, c)
 	switch {
@@ -210,54 +202,28 @@ func end(ctx context.Context, pid int, c config.Config) (done []string, err erro
 	case errors.Is(err, errStays):
 		return nil, fmt.Errorf("detach: %w", err)
 	}
-	if now, held := state.Holder(filepath.Join(c.RunDir, lockFile)); !held || now != pid {
+	if now, held := state.Holder(rundir.Lock(c)); !held || now != pid {
 		return nil, nil
 	}
-	return nil, terminate(pid)
+	return nil, rundir.Terminate(pid)
 }
 
-// awaitLock waits for the lock of a process that is to end. One that is stopped meanwhile is continued.
-func awaitLock(ctx context.Context, path string, pid int) (*state.Locked, error) {
+// awaitLocks waits for the locks of a process that is to end, 0 for none. One that is stopped meanwhile is continued.
+func awaitLocks(ctx context.Context, c config.Config, pid int) (*rundir.Owned, error) {
 	for {
 		trying, cancel := context.WithTimeout(ctx, controlTimeout)
-		lock, err := state.Lock(trying, path)
+		owned, err := rundir.Await(trying, c)
 		cancel()
-		if !errors.Is(err, state.ErrLocked) || ctx.Err() != nil {
-			return lock, err
+		if err == nil && pid != 0 && rundir.Orphan(c) == pid && !rundir.AwaitEnd(pid, controlTimeout) {
+			err = errors.Join(fmt.Errorf("process %d: %w", pid, state.ErrLocked), owned.Release())
 		}
-		if now, held := state.Holder(path); held && now == pid {
-			if err := sendSignal(pid, unix.SIGCONT); err != nil {
+		if !errors.Is(err, state.ErrLocked) || ctx.Err() != nil {
+			return owned, err
+		}
+		if pid != 0 {
+			if err := rundir.Signal(pid, unix.SIGCONT); err != nil {
 				return nil, err
 			}
 		}
 	}
-}
-
-// isDaemon guards against a process number from another PID namespace.
-func isDaemon(pid int) bool {
-	return strings.HasPrefix(processName(pid), "k2s-dnsbpf")
-}
-
-// processName is what lists of processes have for one; "" if it is gone.
-func processName(pid int) string {
-	name, err := safefile.ReadFile(context.Background(), fmt.Sprintf("/proc/%d/comm", pid), 64)
-	if err != nil {
-		return ""
-	}
-	return strings.TrimSpace(string(name))
-}
-
-// terminate asks a process to end. One that is stopped is continued, or it would never see the signal.
-func terminate(pid int) error {
-	if err := sendSignal(pid, unix.SIGTERM); err != nil {
-		return err
-	}
-	return sendSignal(pid, unix.SIGCONT)
-}
-
-func sendSignal(pid int, signal unix.Signal) error {
-	if err := unix.Kill(pid, signal); err != nil && !errors.Is(err, unix.ESRCH) {
-		return fmt.Errorf("detach: send %s to the daemon, process %d: %w", unix.SignalName(signal), pid, err)
-	}
-	return nil
 }

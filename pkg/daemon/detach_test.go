@@ -9,11 +9,16 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/config"
+	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/rundir"
 )
 
 // TestAwaitLockOfStopped: a daemon that is stopped after it took the order to detach goes on, and is waited for.
 func TestAwaitLockOfStopped(t *testing.T) {
-	path := filepath.Join(t.TempDir(), lockFile)
+	c := config.Config{RunDir: t.TempDir()}
+	c.StateDir = filepath.Join(c.RunDir, "state")
+	path := rundir.Lock(c)
 	// It ends when it is continued.
 	holder := exec.Command("sh", "-c", `exec 9>>"$1" && flock 9 && echo $$ >&9 && kill -STOP $$`, "sh", path)
 	if err := holder.Start(); err != nil {
@@ -26,11 +31,11 @@ func TestAwaitLockOfStopped(t *testing.T) {
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), stopTimeout)
 	defer cancel()
-	lock, err := awaitLock(ctx, path, holder.Process.Pid)
+	owned, err := awaitLocks(ctx, c, holder.Process.Pid)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := lock.Unlock(); err != nil {
+	if err := owned.Release(); err != nil {
 		t.Error(err)
 	}
 }

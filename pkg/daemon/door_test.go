@@ -16,6 +16,9 @@ import (
 
 	"go.uber.org/zap"
 	"golang.org/x/sys/unix"
+
+	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/config"
+	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/rundir"
 )
 
 // asUser runs do as another user.
@@ -41,7 +44,7 @@ func controlSocket(t *testing.T, handler http.Handler) (path string) {
 		t.Skip("only root can be others")
 	}
 	dir := t.TempDir()
-	path = filepath.Join(dir, controlFile)
+	path = rundir.Control(config.Config{RunDir: dir})
 	listener, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
 	if err != nil {
 		t.Fatal(err)

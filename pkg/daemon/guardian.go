@@ -11,7 +11,6 @@ import (
 	"io/fs"
 	"os"
 	"os/signal"
-	"path/filepath"
 	"strings"
 	"time"
 
@@ -22,6 +21,7 @@ import (
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/host"
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/internal/safefile"
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/resolvconf"
+	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/rundir"
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/state"
 )
 
@@ -53,7 +53,7 @@ const (
 	lifelineFD = 3
 	pidFD      = 4 // of the daemon, pidfd_open(2)
 
-	// guardianComm is a guardian's name in lists of processes. It must not look like a daemon's, see isDaemon.
+	// guardianComm is a guardian's name in lists of processes. It must not be a daemon's.
 	guardianComm = "k2s-guardian"
 )
 
@@ -66,11 +66,9 @@ type guardianRecord struct {
 	Outcome  []string   `json:"outcome,omitempty"`
 }
 
-func guardianFile(c config.Config) string { return filepath.Join(c.RunDir, "guardian.json") }
-
 func readGuardianRecord(c config.Config) (guardianRecord, error) {
 	var record guardianRecord
-	content, err := safefile.ReadFile(context.Background(), guardianFile(c), maxOrder)
+	content, err := safefile.ReadFile(context.Background(), rundir.Guardian(c), maxOrder)
 	if err != nil {
 		return record, err
 	}
@@ -255,7 +253,7 @@ func (g *guardian) silence() {
 // guardian has the task.
 func (g *guardian) outlive() {
 	for g.needed() {
-		lock, err := state.TryLock(filepath.Join(g.config.RunDir, lockFile))
+		lock, err := state.TryLock(rundir.Lock(g.config))
 		if errors.Is(err, state.ErrLocked) {
 			// A restore or a detach is at work, or an attach that will have a guardian of its own.
 			if g.replaced() {
@@ -324,7 +322,7 @@ func (g *guardian) fail(why string, err error) {
 func (g *guardian) save() {
 	content, err := json.Marshal(g.record)
 	if err == nil {
-		err = state.WriteFile(guardianFile(g.config), append(content, '\n'), 0o644)
+		err = state.WriteFile(rundir.Guardian(g.config), append(content, '\n'), 0o644)
 	}
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		g.log.Warn("guardian: its record is not written", zap.Error(err))
@@ -333,5 +331,5 @@ func (g *guardian) save() {
 
 // isGuardian tells a guardian that has the lock from a daemon.
 func isGuardian(pid int) bool {
-	return processName(pid) == guardianComm
+	return rundir.NameOf(pid) == guardianComm
 }

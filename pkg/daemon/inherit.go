@@ -18,6 +18,7 @@ import (
 
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/config"
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/forwarder"
+	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/rundir"
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/status"
 )
 
@@ -63,26 +64,11 @@ func (l *lingerer) ask(do string) (reply lingerReply, fds []int, err error) {
 		return reply, nil, errors.New(reply.Error)
 	case err == nil:
 		return reply, fds, nil
-	case errors.Is(err, os.ErrDeadlineExceeded) && !awaitEnd(l.pid, 0):
+	case errors.Is(err, os.ErrDeadlineExceeded) && !rundir.AwaitEnd(l.pid, 0):
 		return reply, nil, fmt.Errorf("%w within %s", errHangs, controlTimeout)
 	}
-	awaitEnd(l.pid, controlTimeout)
+	rundir.AwaitEnd(l.pid, controlTimeout)
 	return reply, nil, fmt.Errorf("%w: %w", errGone, err)
-}
-
-// awaitEnd waits until a process has ended, and with it all that it had open, and reports whether it has.
-func awaitEnd(pid int, limit time.Duration) bool {
-	fd, err := unix.PidfdOpen(pid, 0)
-	if err != nil {
-		return errors.Is(err, unix.ESRCH)
-	}
-	defer unix.Close(fd)
-	for end := time.Now().Add(limit); ; {
-		n, err := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, max(0, int(time.Until(end).Milliseconds())))
-		if !errors.Is(err, unix.EINTR) {
-			return err == nil && n > 0
-		}
-	}
 }
 
 // inherit returns the sockets of a daemon that lingers, if there is one, and their addresses. That daemon goes on serving
@@ -152,17 +138,14 @@ func endLingering(c config.Config) (said string, err error) {
 		return fmt.Sprintf("process %d lingers: it answers on %v for %s or longer, for programs that have not read %s again (--linger 0 ends it)",
 			l.pid, reply.Listen[0], time.Until(reply.Until).Round(time.Second), c.ResolvConf), nil
 	}
-	if !isDaemon(l.pid) {
-		return "", fmt.Errorf("process %d lingers and is not k2s-dnsbpf: run this where that process was started, such as in its container", l.pid)
-	}
 	// First: then it leaves the run directory to us.
 	if err := removeLingerFile(c.RunDir); err != nil {
 		return "", err
 	}
-	if err := terminate(l.pid); err != nil {
+	if err := rundir.Terminate(l.pid); err != nil {
 		return "", err
 	}
-	if !awaitEnd(l.pid, stopTimeout) {
+	if !rundir.AwaitEnd(l.pid, stopTimeout) {
 		return "", fmt.Errorf("process %d, which lingers, does not end within %s: kill it", l.pid, stopTimeout)
 	}
 	return fmt.Sprintf("process %d lingers no more", l.pid), nil

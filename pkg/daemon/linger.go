@@ -22,6 +22,7 @@ import (
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/config"
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/forwarder"
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/host"
+	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/rundir"
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/state"
 )
 
@@ -258,15 +259,15 @@ func (l *lingering) until() time.Time {
 
 // cleanUp removes what a run of ours has left in the run directory, unless somebody else has begun one there.
 func (l *lingering) cleanUp() error {
-	path := filepath.Join(l.runDir, lingerFile)
+	path, c := filepath.Join(l.runDir, lingerFile), config.Config{RunDir: l.runDir}
 	deadline := time.Now().Add(stopTimeout)
 	for {
 		if now, err := os.Lstat(path); err != nil || !os.SameFile(now, l.file) {
 			return nil // the holder of the lock has removed it
 		}
-		lock, err := state.TryLock(filepath.Join(l.runDir, lockFile))
+		lock, err := state.TryLock(rundir.Lock(c))
 		if err == nil {
-			return errors.Join(removeLingerFile(l.runDir), removeLock(l.runDir, lock))
+			return errors.Join(removeLingerFile(l.runDir), rundir.RemoveLock(c, lock))
 		}
 		if !errors.Is(err, state.ErrLocked) || time.Now().After(deadline) {
 			return err

@@ -13,13 +13,14 @@ import (
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/config"
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/host"
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/resolvconf"
+	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/rundir"
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/state"
 )
 
 // Plan says what an attach with this configuration would do, one line for each step, and fails where that would fail.
 // It changes nothing: for a moment it listens on the addresses, as the check of an attach does.
 func Plan(ctx context.Context, c config.Config, log *zap.Logger) (lines []string, err error) {
-	if pid, held := state.Holder(filepath.Join(c.RunDir, lockFile)); held {
+	if pid, held := state.Holder(rundir.Lock(c)); held {
 		return []string{planBeside(pid, c)}, nil
 	}
 	ctx, cancel := context.WithTimeout(ctx, c.Wait)
@@ -78,7 +79,7 @@ func PlanDetach(c config.Config) (lines []string, err error) {
 	if err != nil {
 		return nil, err
 	}
-	if pid, held := state.Holder(filepath.Join(c.RunDir, lockFile)); held {
+	if pid, held := state.Holder(rundir.Lock(c)); held {
 		lines = append(lines, fmt.Sprintf("end the daemon, process %d", pid))
 	}
 	lines = append(lines, host.DescribeUndo(journal)...)

@@ -16,6 +16,7 @@ import (
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/config"
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/discovery"
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/plan"
+	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/rundir"
 )
 
 // ErrNeedsDetach is returned by Reload for a setting that can't change while attached.
@@ -52,7 +53,7 @@ func Reload(ctx context.Context, c config.Config) (changed bool, err error) {
 	case errors.Is(err, errNoDaemon):
 		return false, ErrNotServing
 	case errors.Is(err, errHangs):
-		return false, fmt.Errorf("attached already, and %w: see %s, or end it with k2s-dnsbpf detach", err, filepath.Join(c.RunDir, LogFile))
+		return false, fmt.Errorf("attached already, and %w: see %s, or end it with k2s-dnsbpf detach", err, filepath.Join(c.RunDir, rundir.LogFile))
 	case err != nil:
 		return false, err
 	}

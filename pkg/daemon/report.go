@@ -19,6 +19,7 @@ import (
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/host"
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/plan"
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/resolvconf"
+	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/rundir"
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/state"
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/status"
 )
@@ -177,6 +178,9 @@ func Status(ctx context.Context, c config.Config) (status.Report, error) {
 	switch {
 	case ctx.Err() != nil:
 		return status.Report{}, err
+	case errors.Is(err, errNoDaemon) && rundir.Orphan(c) != 0:
+		remedy = "run k2s-dnsbpf detach, which finds it, and attach again"
+		problem = fmt.Sprintf("the daemon, process %d, can't be asked: its run or state directory is another one or was removed: %s", rundir.Orphan(c), remedy)
 	case errors.Is(err, errNoDaemon):
 		remedy = "run k2s-dnsbpf attach again, or detach"
 		problem = "the daemon is dead: " + remedy
@@ -185,7 +189,7 @@ func Status(ctx context.Context, c config.Config) (status.Report, error) {
 		problem = "an attach or detach is at work: " + remedy
 	default:
 		remedy = "the daemon takes it over again when it goes on; k2s-dnsbpf detach ends that one"
-		problem = fmt.Sprintf("%s: see %s, or end it with k2s-dnsbpf detach", err, filepath.Join(c.RunDir, LogFile))
+		problem = fmt.Sprintf("%s: see %s, or end it with k2s-dnsbpf detach", err, filepath.Join(c.RunDir, rundir.LogFile))
 	}
 	report = status.Report{Resolver: status.Resolver{File: c.ResolvConf}}
 

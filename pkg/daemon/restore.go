@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
-	"path/filepath"
 	"time"
 
 	"go.uber.org/zap"
@@ -15,6 +14,7 @@ import (
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/config"
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/host"
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/resolvconf"
+	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/rundir"
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/state"
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/status"
 )
@@ -32,11 +32,14 @@ func Restore(ctx context.Context, c config.Config, log *zap.Logger) (done []stri
 	ctx, cancel := context.WithTimeout(ctx, stopTimeout)
 	defer cancel()
 	for {
-		lock, err := state.TryLock(filepath.Join(c.RunDir, lockFile))
+		lock, err := state.TryLock(rundir.Lock(c))
 		switch {
+		case err == nil && rundir.Orphan(c) != 0:
+			return nil, errors.Join(fmt.Errorf("restore: %w (process %d, whose directories are others or gone): run k2s-dnsbpf detach, which restores it first", ErrInUse, rundir.Orphan(c)),
+				rundir.RemoveLock(c, lock))
 		case err == nil:
 			done, err := host.RestoreLocked(c, log)
-			return done, errors.Join(err, removeLock(c.RunDir, lock))
+			return done, errors.Join(err, rundir.RemoveLock(c, lock))
 		case !errors.Is(err, state.ErrLocked):
 			// A read-only /run, or none. Whoever might have it had to write there, too.
 			log.Warn("no lock: restoring without it", zap.Error(err))

@@ -349,8 +349,10 @@ type AttachedProgram struct {
 	Interface string `json:"interface"`
 	KernelID  uint32 `json:"kernel_id"` // as bpftool prog show knows it
 
-	pin  string  // of PinnedPrograms
-	link link.ID // of Attached
+	// LinkID is what the kernel numbers its link; of Attached only.
+	LinkID uint32 `json:"-"`
+
+	pin string // of PinnedPrograms
 }
 
 // PinnedPrograms lists the attachments that are pinned below pinDir, for those who did not make them. The interface is

@@ -148,7 +148,7 @@ func Attached(xdpProgram func(ifindex int) (uint32, error)) (programs []Attached
 			}
 			for _, f := range found {
 				programs = append(programs, AttachedProgram{
-					Name: string(a.Program), Attach: a.attach(), Ifindex: i.Index, Interface: i.Name, KernelID: uint32(f.program), link: f.link,
+					Name: string(a.Program), Attach: a.attach(), Ifindex: i.Index, Interface: i.Name, KernelID: uint32(f.program), LinkID: uint32(f.link),
 				})
 			}
 		}
@@ -167,12 +167,12 @@ func (a Attachment) attach() string {
 func Detach(programs []AttachedProgram) error {
 	var errs []error
 	for _, p := range programs {
-		l, err := link.NewFromID(p.link)
+		l, err := link.NewFromID(link.ID(p.LinkID))
 		if errors.Is(err, os.ErrNotExist) {
 			continue
 		}
 		if err != nil {
-			errs = append(errs, fmt.Errorf("open link %d of %s on %s: %w", p.link, p.Name, p.Interface, err))
+			errs = append(errs, fmt.Errorf("open link %d of %s on %s: %w", p.LinkID, p.Name, p.Interface, err))
 			continue
 		}
 		if err := errors.Join(l.Detach(), l.Close()); err != nil {

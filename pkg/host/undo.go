@@ -6,16 +6,15 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"os"
 	"slices"
 
 	"go.uber.org/zap"
-	"golang.org/x/sys/unix"
 
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/config"
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/datapath"
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/netdev"
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/resolvconf"
+	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/rundir"
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/state"
 )
 
@@ -104,7 +103,8 @@ func removeGhosts(c config.Config) (done []string, err error) {
 		errs = append(errs, datapath.Remove(c.BPFFS))
 	}
 	// A kernel that can't be asked has none.
-	if programs, err := datapath.Attached(netdev.XDPProgram); err == nil && len(programs) > 0 {
+	if programs, err := datapath.Attached(netdev.XDPProgram); err == nil {
+		programs = withoutOwner(programs)
 		errs = append(errs, datapath.Detach(programs))
 		for _, p := range programs {
 			done = append(done, fmt.Sprintf("%s detached from %s, which no journal knew of", p.Name, p.Interface))
@@ -146,7 +146,7 @@ func ClearJournal(c config.Config, journal *state.Journal, log *zap.Logger) erro
 		return err
 	}
 	// What is kept for pods keeps the directory; after an attach that failed there is nothing.
-	if err := RemoveIfEmpty(c.StateDir); err != nil {
+	if err := rundir.RemoveIfEmpty(c.StateDir); err != nil {
 		log.Warn("empty state directory not removed", zap.Error(err))
 	}
 	return nil
@@ -230,15 +230,4 @@ func OutcomeLines(path string, outcome resolvconf.Outcome) []string {
 		line += ": " + outcome.Detail
 	}
 	return []string{line}
-}
-
-// RemoveIfEmpty removes a directory of ours, unless something is in it, or it is a mount, as in a container.
-func RemoveIfEmpty(dir string) error {
-	err := os.Remove(dir)
-	for _, fine := range []error{os.ErrNotExist, unix.ENOTEMPTY, unix.EBUSY, unix.EROFS} {
-		if errors.Is(err, fine) {
-			return nil
-		}
-	}
-	return err
 }

@@ -81,7 +81,11 @@ func tryLock(path string) (*Locked, error) {
 		n, _ := f.Read(buf)
 		pid := strings.TrimSpace(string(buf[:n]))
 		if pid == "" {
-			return nil, fmt.Errorf("%s: %w: try again", path, errNoHolder)
+			if holder := holderOf(f); holder != 0 {
+				pid = strconv.Itoa(holder)
+			} else {
+				return nil, fmt.Errorf("%s: %w: try again", path, errNoHolder)
+			}
 		}
 		return nil, fmt.Errorf("%s: %w by process %s: wait for it, or end it", path, ErrLocked, pid)
 	}
@@ -92,7 +96,8 @@ func tryLock(path string) (*Locked, error) {
 	return &Locked{f}, nil
 }
 
-// Holder returns the process that holds the lock on path. held is false if nobody does, or if it can't be told.
+// Holder returns the process that holds the lock on path, 0 if that one can't be seen from here: in another PID namespace.
+// held is false if nobody does.
 func Holder(path string) (pid int, held bool) {
 	f, err := openLock(path, os.O_RDONLY)
 	if err != nil {
@@ -102,10 +107,16 @@ func Holder(path string) (pid int, held bool) {
 	if err := lockFile(f, false); !errors.Is(err, errHeld) {
 		return 0, false
 	}
+	if pid := holderOf(f); pid != 0 {
+		return pid, true
+	}
+	// What it says itself, if it had room to.
 	buf := make([]byte, 16)
 	n, _ := f.Read(buf)
-	pid, err = strconv.Atoi(strings.TrimSpace(string(buf[:n])))
-	return pid, err == nil && pid > 0
+	if pid, err = strconv.Atoi(strings.TrimSpace(string(buf[:n]))); err != nil || pid <= 0 || !holds(pid, f) {
+		return 0, true
+	}
+	return pid, true
 }
 
 // Remove removes the lock file and releases the lock. A process that waits for it finds out and takes a new one.
@@ -113,7 +124,10 @@ func (l *Locked) Remove() error {
 	if l == nil || l.f == nil {
 		return nil
 	}
-	err := os.Remove(l.f.Name())
+	var err error
+	if l.isAt(l.f.Name()) { // else it is somebody else's
+		err = os.Remove(l.f.Name())
+	}
 	return errors.Join(err, l.Unlock())
 }
 

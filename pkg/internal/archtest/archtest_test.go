@@ -26,14 +26,14 @@ var leaves = []string{"pkg/internal/errno", "pkg/internal/safefile", "pkg/intern
 // rooms says which packages of ours, besides leaves, each package may import, on whichever operating system. Rooms below the daemon know
 // only leaves; the daemon joins them. Packages of the test module need no row if they import none of ours.
 var rooms = map[string][]string{
-	"cmd/k2s-dnsbpf":           {"pkg/config", "pkg/daemon", "pkg/diagnose", "pkg/status"},
+	"cmd/k2s-dnsbpf":           {"pkg/config", "pkg/daemon", "pkg/diagnose", "pkg/rundir", "pkg/status"},
 	"pkg/config":               {},
-	"pkg/daemon":               {"pkg/config", "pkg/datapath", "pkg/diagnose", "pkg/discovery", "pkg/forwarder", "pkg/host", "pkg/netdev", "pkg/plan", "pkg/resolvconf", "pkg/state", "pkg/status"},
+	"pkg/daemon":               {"pkg/config", "pkg/datapath", "pkg/diagnose", "pkg/discovery", "pkg/forwarder", "pkg/host", "pkg/netdev", "pkg/plan", "pkg/resolvconf", "pkg/rundir", "pkg/state", "pkg/status"},
 	"pkg/datapath":             {},
 	"pkg/diagnose":             {"pkg/config", "pkg/status"},
 	"pkg/discovery":            {},
 	"pkg/forwarder":            {},
-	"pkg/host":                 {"pkg/config", "pkg/datapath", "pkg/discovery", "pkg/netdev", "pkg/plan", "pkg/resolvconf", "pkg/state", "pkg/status"},
+	"pkg/host":                 {"pkg/config", "pkg/datapath", "pkg/discovery", "pkg/netdev", "pkg/plan", "pkg/resolvconf", "pkg/rundir", "pkg/state", "pkg/status"},
 	"pkg/internal/archtest":    {},
 	"pkg/internal/errno":       {},
 	"pkg/internal/pktgen":      {},
@@ -43,6 +43,7 @@ var rooms = map[string][]string{
 	"pkg/netdev":               {},
 	"pkg/plan":                 {"pkg/config", "pkg/discovery", "pkg/status"},
 	"pkg/resolvconf":           {"pkg/state", "pkg/state/hostfs"},
+	"pkg/rundir":               {"pkg/config", "pkg/state"},
 	"pkg/state":                {"pkg/state/hostfs"},
 	"pkg/state/hostfs":         {},
 	"pkg/state/hostfs/faultfs": {"pkg/state/hostfs"},
@@ -67,7 +68,7 @@ var testRooms = map[string][]string{
 
 // linuxOnly are the rooms that are empty on other operating systems. All others have something in them on each of systems, and import none
 // of these there.
-var linuxOnly = []string{"pkg/daemon", "pkg/datapath", "pkg/host", "pkg/netdev"}
+var linuxOnly = []string{"pkg/daemon", "pkg/datapath", "pkg/host", "pkg/netdev", "pkg/rundir"}
 
 var systems = []string{"darwin", "linux", "windows"}
 

@@ -1,0 +1,198 @@
+//go:build linux
+
+package rundir
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/config"
+	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/internal/safefile"
+	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/state"
+)
+
+// LogFile is the name, in the run directory, of what a daemon in the background logs to.
+const LogFile = "daemon.log"
+
+// Errors of Acquire.
+var (
+	// ErrAttached: a daemon has this run directory.
+	ErrAttached = errors.New("already attached")
+	// ErrElsewhere: a daemon has what we need, and can't be asked here to go over to other settings.
+	ErrElsewhere = errors.New("another daemon is attached")
+)
+
+// Lock returns the path of the host's lock: whoever has it is a daemon, or a command at work.
+func Lock(c config.Config) string { return filepath.Join(c.RunDir, "lock") }
+
+// stateLock is the lock of the state directory, which a daemon has as well: two with different run directories must not
+// share a journal.
+func stateLock(c config.Config) string { return filepath.Join(c.StateDir, "lock") }
+
+// Control returns the path of the daemon's control socket.
+func Control(c config.Config) string { return filepath.Join(c.RunDir, "control.sock") }
+
+// Guardian returns the path of the guardian's record.
+func Guardian(c config.Config) string { return filepath.Join(c.RunDir, "guardian.json") }
+
+// Make makes the run directory, in which every user may ask for the status.
+func Make(c config.Config) error { return state.MkdirAll(c.RunDir) }
+
+// Owned are the locks of a daemon, or of a command that undoes what one left.
+type Owned struct {
+	config     config.Config
+	run, state *state.Locked
+}
+
+// Acquire takes both locks, for a daemon. It fails with ErrAttached or ErrElsewhere while another one lives, wherever its
+// directories are gone to.
+func Acquire(c config.Config) (*Owned, error) {
+	run, err := state.TryLock(Lock(c))
+	if errors.Is(err, state.ErrLocked) {
+		if pid, _ := state.Holder(Lock(c)); pid != 0 && !sameNetwork(pid) {
+			return nil, fmt.Errorf("%w, process %d, in another network namespace: give this one directories of its own with --run-dir, --state-dir and --bpffs", ErrElsewhere, pid)
+		}
+		return nil, fmt.Errorf("%w: %w", ErrAttached, err)
+	}
+	if err != nil {
+		return nil, err
+	}
+	o := &Owned{config: c, run: run}
+	if pid := Orphan(c); pid != 0 {
+		return nil, errors.Join(fmt.Errorf("%w, process %d, whose run or state directory is another one or was removed: end it with k2s-dnsbpf detach", ErrElsewhere, pid), o.Release())
+	}
+	if o.state, err = state.TryLock(stateLock(c)); err != nil {
+		err = fmt.Errorf("%w: make room there, or name another directory with --state-dir", err)
+		return nil, errors.Join(err, o.Release())
+	}
+	return o, nil
+}
+
+// Await takes the locks for a command that undoes, as soon as it gets them. Where the state directory can't be written to,
+// the run directory's lock has to do.
+func Await(ctx context.Context, c config.Config) (*Owned, error) {
+	run, err := state.Lock(ctx, Lock(c))
+	if err != nil {
+		return nil, err
+	}
+	o := &Owned{config: c, run: run}
+	if _, err := os.Lstat(c.StateDir); err != nil {
+		return o, nil //nolint:nilerr // there is no journal, or none that can be read
+	}
+	o.state, err = state.Lock(ctx, stateLock(c))
+	if errors.Is(err, state.ErrLocked) {
+		return nil, errors.Join(err, o.unlock())
+	}
+	return o, nil
+}
+
+// Release removes the files of a run and gives the locks back. The directories go if nothing else is in them.
+func (o *Owned) Release() error {
+	if o == nil || o.run == nil {
+		return nil
+	}
+	var errs []error
+	for _, path := range []string{Control(o.config), filepath.Join(o.config.RunDir, LogFile), Guardian(o.config)} {
+		if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
+			errs = append(errs, err)
+		}
+	}
+	return errors.Join(append(errs, o.unlock())...)
+}
+
+func (o *Owned) unlock() error {
+	err := errors.Join(o.state.Remove(), RemoveIfEmpty(o.config.StateDir), RemoveLock(o.config, o.run))
+	o.run, o.state = nil, nil
+	return err
+}
+
+// RemoveLock gives the run directory's lock back and removes the directory if nothing else is in it: what a dead daemon left
+// there stays for the next attach or detach.
+func RemoveLock(c config.Config, lock *state.Locked) error {
+	return errors.Join(lock.Remove(), RemoveIfEmpty(c.RunDir))
+}
+
+// RemoveIfEmpty removes a directory of ours, unless something is in it, or it is a mount, as in a container.
+func RemoveIfEmpty(dir string) error {
+	err := os.Remove(dir)
+	for _, fine := range []error{os.ErrNotExist, unix.ENOTEMPTY, unix.EBUSY, unix.EROFS} {
+		if errors.Is(err, fine) {
+			return nil
+		}
+	}
+	return err
+}
+
+// Orphan returns a daemon that has the state directory, or had one of the directories before it was removed, and not the
+// run directory that is there now; 0 for none.
+func Orphan(c config.Config) (pid int) {
+	if pid, held := state.Holder(stateLock(c)); held && pid != os.Getpid() {
+		if now, _ := state.Holder(Lock(c)); now != pid {
+			return pid
+		}
+		return 0
+	}
+	if pid := state.HoldsRemoved(Lock(c)); pid != 0 {
+		return pid
+	}
+	return state.HoldsRemoved(stateLock(c))
+}
+
+func sameNetwork(pid int) bool {
+	mine, err := os.Stat("/proc/self/ns/net")
+	if err != nil {
+		return true
+	}
+	theirs, err := os.Stat(fmt.Sprintf("/proc/%d/ns/net", pid))
+	return err != nil || os.SameFile(mine, theirs)
+}
+
+// Name is what lists of processes have for a daemon, whatever the file of its program is called.
+const Name = "k2s-dnsbpf"
+
+// SetName gives this process a name in lists of processes. That it may not, in a container, is no harm.
+func SetName(name string) { _ = os.WriteFile("/proc/self/comm", []byte(name), 0o644) }
+
+// NameOf is what lists of processes have for one; "" if it is gone.
+func NameOf(pid int) string {
+	name, err := safefile.ReadFile(context.Background(), fmt.Sprintf("/proc/%d/comm", pid), 64)
+	if err != nil {
+		return ""
+	}
+	return strings.TrimSpace(string(name))
+}
+
+// Terminate asks a process to end. One that is stopped is continued, or it would never see the signal.
+func Terminate(pid int) error {
+	return errors.Join(Signal(pid, unix.SIGTERM), Signal(pid, unix.SIGCONT))
+}
+
+// Signal sends a signal. One that has ended gets none, which is no error.
+func Signal(pid int, signal unix.Signal) error {
+	if err := unix.Kill(pid, signal); err != nil && !errors.Is(err, unix.ESRCH) {
+		return fmt.Errorf("send %s to process %d: %w", unix.SignalName(signal), pid, err)
+	}
+	return nil
+}
+
+// AwaitEnd waits until a process has ended, and with it all that it had open, and reports whether it has.
+func AwaitEnd(pid int, limit time.Duration) bool {
+	fd, err := unix.PidfdOpen(pid, 0)
+	if err != nil {
+		return errors.Is(err, unix.ESRCH)
+	}
+	defer unix.Close(fd)
+	for end := time.Now().Add(limit); ; {
+		n, err := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, max(0, int(time.Until(end).Milliseconds())))
+		if !errors.Is(err, unix.EINTR) {
+			return err == nil && n > 0
+		}
+	}
+}
