@@ -19,7 +19,7 @@ comma := ,
 say = @printf '\n==> %s\n' '$(1)'
 
 .DEFAULT_GOAL := help
-.PHONY: help build generate helpers test test-unit test-e2e test-cluster test-long test-kernel demo bench cluster lint fmt check-headers verify-generate fuzz vuln clean
+.PHONY: help build generate helpers test test-unit test-e2e test-cluster test-long test-kernel test-windows demo bench cluster lint fmt check-headers verify-generate fuzz vuln clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z][a-z-]*:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -118,6 +118,11 @@ test-kernel: ## run the tests that need the kernel on Debian's 6.1, in a virtual
 	@scripts/bootstrap kernel
 	@$(MAKE) --no-print-directory build
 	scripts/test-kernel
+
+test-windows: ## run the unit tests that hold on Windows as Windows programs, under Wine
+	@scripts/bootstrap windows
+	$(call say,unit tests on Windows)
+	scripts/test-windows
 
 demo: ## show it at work in the lab: attach, resolve, look inside, detach
 	@scripts/bootstrap demo

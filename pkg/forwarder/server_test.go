@@ -95,6 +95,7 @@ func TestListenNoSuchAddress(t *testing.T) {
 }
 
 func TestSeveralAddresses(t *testing.T) {
+	needsLoopback(t)
 	p := newPeer(t, answerTXT("x"))
 	addrs := []netip.AddrPort{netip.MustParseAddrPort("127.0.0.1:0"), netip.MustParseAddrPort("127.0.0.2:0")}
 	if l, err := net.Listen("tcp6", "[::1]:0"); err == nil {
@@ -371,6 +372,7 @@ func TestLoopGuard(t *testing.T) {
 
 // TestAdd: an address that comes later is served like the others, and no query is forwarded to it.
 func TestAdd(t *testing.T) {
+	needsLoopback(t)
 	s := start(t, external(newPeer(t, answerTXT("x"))))
 	if err := s.Add(t.Context(), netip.MustParseAddrPort("127.0.0.77:0")); err != nil {
 		t.Fatal(err)

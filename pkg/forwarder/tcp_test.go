@@ -150,6 +150,7 @@ func TestIdleConnsMakeRoom(t *testing.T) {
 
 // TestFloodOfQueriesMakesRoom: what a neighbour asks of a silent server crowds out none but its own.
 func TestFloodOfQueriesMakesRoom(t *testing.T) {
+	needsLoopback(t)
 	var asked atomic.Int64
 	release, end := make(chan struct{}), make(chan struct{})
 	defer close(end)
@@ -186,6 +187,7 @@ func TestFloodOfQueriesMakesRoom(t *testing.T) {
 
 // TestEvictedLeavesOthers: who shares a question with one that had to make room gets the answer.
 func TestEvictedLeavesOthers(t *testing.T) {
+	needsLoopback(t)
 	hold, asked := make(chan struct{}), make(chan struct{}, 8)
 	p := newPeer(t, func(q *peerQuery) { asked <- struct{}{}; <-hold; answerTXT("x")(q) })
 	s := startTuned(t, external(p), neighbour)

@@ -75,8 +75,12 @@ var systems = []string{"darwin", "linux", "windows"}
 // pure are the rooms that are the same on every system: they neither do I/O nor look at a clock.
 var pure = []string{"pkg/internal/say", "pkg/plan"}
 
-// impure are imports, by their prefix, that a pure room does without; net/netip and net/url are values.
-var impure = []string{"io/ioutil", "net", "os", "syscall", "golang.org/x/sys/"}
+// impure are imports, by their prefix, that a pure room does without, and clocks are what it does not call.
+var (
+	impure = []string{"net", "os", "syscall", "golang.org/x/sys"}
+	values = []string{"net/netip", "net/url"} // no more than values, so not impure
+	clocks = []string{"After", "AfterFunc", "NewTicker", "NewTimer", "Now", "Since", "Sleep", "Tick", "Until"}
+)
 
 // owners says which packages alone may import a library, by the prefix of its path. One that has no row may not be used at all.
 var owners = map[string][]string{
@@ -232,17 +236,35 @@ func TestSystems(t *testing.T) {
 
 func TestPure(t *testing.T) {
 	for _, room := range pure {
-		for _, imported := range on(t, "linux", room).Imports {
-			if imported == "net/netip" || imported == "net/url" {
-				continue
-			}
-			if slices.ContainsFunc(impure, func(prefix string) bool {
-				return imported == prefix || strings.HasPrefix(imported, strings.TrimSuffix(prefix, "/")+"/")
-			}) {
+		built := on(t, "linux", room)
+		for _, imported := range built.Imports {
+			does := slices.ContainsFunc(impure, func(prefix string) bool { return imported == prefix || strings.HasPrefix(imported, prefix+"/") })
+			if does && !slices.Contains(values, imported) {
 				t.Errorf("%s imports %s: it is to do no I/O", room, imported)
 			}
 		}
+		for _, name := range built.GoFiles {
+			ast.Inspect(parse(t, filepath.Join(built.Dir, name)), func(node ast.Node) bool {
+				selector, ok := node.(*ast.SelectorExpr)
+				if !ok {
+					return true
+				}
+				if library, ok := selector.X.(*ast.Ident); ok && library.Name == "time" && slices.Contains(clocks, selector.Sel.Name) {
+					t.Errorf("%s/%s calls time.%s: it is to look at no clock", room, name, selector.Sel.Name)
+				}
+				return true
+			})
+		}
 	}
+}
+
+func parse(t *testing.T, path string) *ast.File {
+	t.Helper()
+	parsed, err := parser.ParseFile(token.NewFileSet(), path, nil, parser.SkipObjectResolution)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return parsed
 }
 
 // on returns what is built of a package on a system.
@@ -261,11 +283,7 @@ func on(t *testing.T, system, room string) *build.Package {
 func declares(t *testing.T, built *build.Package) bool {
 	t.Helper()
 	for _, name := range built.GoFiles {
-		parsed, err := parser.ParseFile(token.NewFileSet(), filepath.Join(built.Dir, name), nil, parser.SkipObjectResolution)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if slices.ContainsFunc(parsed.Decls, func(d ast.Decl) bool {
+		if slices.ContainsFunc(parse(t, filepath.Join(built.Dir, name)).Decls, func(d ast.Decl) bool {
 			general, ok := d.(*ast.GenDecl)
 			return !ok || general.Tok != token.IMPORT
 		}) {
