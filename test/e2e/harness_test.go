@@ -20,7 +20,7 @@ import (
 )
 
 // patience bounds every wait for something that should come soon; only a failing test needs all of it.
-const patience = 10 * time.Second
+const patience = 30 * time.Second
 
 var (
 	hostDNS   = netip.MustParseAddrPort("127.0.0.1:53")

@@ -211,7 +211,7 @@ func (n *Node) Query(ctx context.Context, network string, server netip.AddrPort,
 func (n *Node) Exchange(ctx context.Context, network string, server netip.AddrPort, m *dns.Msg) (*dns.Msg, error) {
 	var reply *dns.Msg
 	err := n.Do(func() (err error) {
-		client := dns.Client{Net: network, Timeout: 2 * time.Second}
+		client := dns.Client{Net: network, Timeout: 5 * time.Second}
 		reply, _, err = client.ExchangeContext(ctx, m, server.String())
 		return err
 	})

@@ -72,11 +72,12 @@ type summary struct {
 	w       io.Writer
 	output  map[name]*strings.Builder // of tests, and with an empty test of packages, that have not ended
 	seconds map[name]float64
+	paused  map[name]bool
 	skips   []string
 }
 
 func newSummary(w io.Writer) *summary {
-	return &summary{w: w, output: make(map[name]*strings.Builder), seconds: make(map[name]float64)}
+	return &summary{w: w, output: make(map[name]*strings.Builder), seconds: make(map[name]float64), paused: make(map[name]bool)}
 }
 
 // read reads events until there are no more.
@@ -102,6 +103,8 @@ func (s *summary) add(e event) {
 	switch e.Action {
 	case "build-output":
 		fmt.Fprint(s.w, e.Output)
+	case "pause", "cont":
+		s.paused[n] = e.Action == "pause"
 	case "output":
 		if s.output[n] == nil {
 			s.output[n] = new(strings.Builder)
@@ -133,6 +136,9 @@ func (s *summary) ended(n name, e event) {
 // end tells of tests that never ended, as after a panic or a time limit, of those that were skipped, and of the slowest.
 func (s *summary) end() {
 	for n, said := range s.output {
+		if s.paused[n] {
+			continue
+		}
 		fmt.Fprintf(s.w, "\n%s did not end:\n%s", n, said)
 	}
 	if len(s.skips) > 0 {
