@@ -84,7 +84,7 @@ test/bin/glibcloop: test/cmd/cloop/loop.c
 # take a sample of, sizes and durations; K2S_SAMPLE=10 takes a tenth of them. All others run in `make test`.
 # K2S_SEED repeats the samples of a run, which prints it. A test that can't run here fails instead of being skipped.
 GOTEST   = $(SUDO) env K2S_LAB_REQUIRED=1 K2S_SEED=$(K2S_SEED) K2S_SAMPLE=$(K2S_SAMPLE) $(CURDIR)/test/bin/gotest -count=1
-PARALLEL ?= 10
+PARALLEL ?= 8
 
 test: ## install what is missing, build, run the tests of packages and those in the lab (minutes)
 	@scripts/bootstrap test

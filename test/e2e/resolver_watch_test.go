@@ -309,7 +309,7 @@ func TestForeignChangeContended(t *testing.T) {
 			if err := writer.Start(); err != nil {
 				t.Fatal(err)
 			}
-			for deadline := time.Now().Add(3 * patience); ; {
+			for deadline := time.Now().Add(time.Minute); ; {
 				r := h.resolverStatus()
 				if r.Resolver.State == "contended" {
 					break
