@@ -383,7 +383,7 @@ func TestKubeletFileOutlives(t *testing.T) {
 	if readFile(t, path) != before {
 		t.Error("a detach changed it")
 	}
-	// Case 50: a host's only server is on its loopback.
+	// A host's only server is on its loopback.
 	if _, err := PublishKubelet(Publish{Path: path + ".2", Upstreams: addrs("127.0.0.2"), Own: listen}); !errors.Is(err, ErrNothingToPublish) {
 		t.Errorf("%v, want ErrNothingToPublish", err)
 	}

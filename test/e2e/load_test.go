@@ -84,7 +84,7 @@ func manyQueries(t *testing.T, want int) {
 	}
 }
 
-// TestPairs is T20: A and AAAA at once from one socket, as glibc asks, 10,000 times, beside connection tracking and
+// TestPairs: A and AAAA at once from one socket, as glibc asks, 10,000 times, beside connection tracking and
 // NAT rules. There each of the pairs that lose the race for a conntrack entry costs five seconds.
 func TestPairs(t *testing.T) {
 	h := raiseAlone(t, lab.Options{})

@@ -532,7 +532,7 @@ func TestResolverTarget(t *testing.T) {
 		t.Error("the link was made anew")
 	}
 
-	// Case 30: the target is gone at the detach. The link is the host's all the same.
+	// The target is gone at the detach. The link is the host's all the same.
 	h.attach()
 	must(t, h.Host(), "rm", "/run/site/a/resolv.conf")
 	out := h.run("detach", "--linger", "0")

@@ -182,7 +182,7 @@ func TestUpstreams(t *testing.T) {
 	resolve(t, h.Host(), hostDNS, lab.Backend, lab.Backend4)
 }
 
-// TestTCP is T36: what a client may do with a connection.
+// TestTCP: what a client may do with a connection.
 func TestTCP(t *testing.T) {
 	h := raise(t, lab.Options{})
 	h.attach()
