@@ -113,6 +113,9 @@ test-long: ## run what takes long: all faults, sizes, cycles; everything with th
 	$(GOTEST) -timeout 30m -race -skip '^TestLong' ./...
 	$(call say,long end-to-end tests)
 	cd test && $(GOTEST) -timeout 60m -run '^TestLong' ./e2e
+	$(call say,end-to-end tests of a program with the race detector)
+	go build -race -trimpath -o bin/race/k2s-dnsbpf ./cmd/k2s-dnsbpf
+	cd test && K2S_DNSBPF=$(CURDIR)/bin/race/k2s-dnsbpf $(GOTEST) -timeout 60m -parallel 4 -run $(RACE_TESTS) -skip '^Test(Kubernetes|Long[^S])' ./e2e
 
 test-kernel: ## run the tests that need the kernel on Debian's 6.1, in a virtual machine without KVM
 	@scripts/bootstrap kernel

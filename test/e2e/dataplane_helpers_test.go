@@ -388,22 +388,17 @@ func (l *load) more(t *testing.T, n int) {
 func (l *load) finish() (sent int, lost []time.Time, failed int) {
 	close(l.stop)
 	l.sender.Wait() // it may send one more
-	deadline := time.NewTimer(patience)
-	defer deadline.Stop()
-	poll := time.NewTicker(5 * time.Millisecond)
-	defer poll.Stop()
-wait:
-	for {
+	const quiet = 4 * noReply // after the last answer
+	last := 0
+	for begin := time.Now(); time.Since(begin) < quiet; time.Sleep(5 * time.Millisecond) {
 		l.mu.Lock()
-		all := len(l.replied)+l.failed >= len(l.sent)
+		now, all := len(l.replied)+l.failed, len(l.sent)
 		l.mu.Unlock()
-		if all {
+		if now >= all {
 			break
 		}
-		select {
-		case <-poll.C:
-		case <-deadline.C:
-			break wait
+		if now > last {
+			last, begin = now, time.Now()
 		}
 	}
 	_ = l.conn.Close()

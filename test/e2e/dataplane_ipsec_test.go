@@ -151,6 +151,7 @@ func TestEndpointBehindEncapsulation(t *testing.T) {
 func TestHooksThatAreSkipped(t *testing.T) {
 	h := raise(t, lab.Options{})
 	h.attach(endpoint(lab.CoreDNS0v4), ranges)
+	h.kill() // it asks the endpoint too, to see whether it lives
 	sh(t, h.Host(), `nft -f - <<-'EOF'
 		table ip seen {
 			counter output {}

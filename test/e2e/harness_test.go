@@ -57,7 +57,17 @@ func raiseAlone(t *testing.T, options lab.Options) *host {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return &host{Lab: lab.Start(t, options), t: t, binary: binary}
+	h := &host{Lab: lab.Start(t, options), t: t, binary: binary}
+	t.Cleanup(h.noRace)
+	return h
+}
+
+// noRace fails the test if the program has reported a data race, which it looks for as `make test-long` builds it.
+func (h *host) noRace() {
+	out := command(h.t, h.Host(), "sh", "-c", "cat "+raceLog+".*")
+	if out.code == 0 {
+		h.t.Errorf("data races: %s", out.stdout)
+	}
 }
 
 // share is how many of the cases of a long test are run: all, or one in K2S_SAMPLE where CI has less time.
@@ -90,8 +100,11 @@ func (r result) String() string {
 		strings.Join(r.argv, " "), r.code, r.took.Round(time.Millisecond), r.stdout, r.stderr)
 }
 
+// raceLog is where a program with the race detector writes, followed by a dot and its process.
+const raceLog = "/run/lab/race"
+
 // environment of all commands: what this machine's user has set, a kubeconfig above all, must not decide a test.
-var environment = []string{"PATH=/usr/sbin:/usr/bin:/sbin:/bin", "HOME=/root", "LANG=C.UTF-8"}
+var environment = []string{"PATH=/usr/sbin:/usr/bin:/sbin:/bin", "HOME=/root", "LANG=C.UTF-8", "GORACE=atexit_sleep_ms=0 log_path=" + raceLog}
 
 // command runs a command in a node to its end, whatever that is.
 func command(t *testing.T, node *lab.Node, argv ...string) result {
