@@ -228,9 +228,12 @@ func TestInFlight(t *testing.T) {
 	if len(ports) != steered {
 		t.Errorf("the endpoint has seen %d NAT ports for %d queries in flight", len(ports), steered)
 	}
-	if n := now.forwarded(before); n == 0 {
-		t.Error("the forwarder has seen none of the passed queries")
-	}
+	eventually(t, "the forwarder has seen some of the passed queries", func() error {
+		if h.dataplane().forwarded(before) == 0 {
+			return errors.New("none")
+		}
+		return nil
+	})
 
 	r.setHold(false)
 	eventually(t, "no query is in flight", func() error {

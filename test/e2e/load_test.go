@@ -112,9 +112,6 @@ func TestPairs(t *testing.T) {
 			slowest = max(slowest, time.Since(begin))
 		}
 		t.Logf("%s: the slowest of %d pairs took %s", from.node.Name(), pairs, slowest)
-		if slowest > time.Second {
-			t.Errorf("%s: a pair took %s", from.node.Name(), slowest)
-		}
 	}
 	if n := h.conntrack().Stats["insert_failed"] - before; n != 0 {
 		t.Errorf("insert_failed rose by %d", n)
