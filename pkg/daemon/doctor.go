@@ -51,7 +51,10 @@ func fillLoop(report *status.Report, loop *forwarder.Loop) {
 func Doctor(ctx context.Context, c config.Config) diagnose.Examination {
 	if journal, err := state.Open(c.StateDir); err == nil && len(journal.Header().Params) > 0 {
 		// The attachment's own settings count, as in Status. If they can't be read, those of the command do.
-		_ = json.Unmarshal(journal.Header().Params, &c)
+		// Not onto the command's: decoding writes into its slices, which others read meanwhile.
+		if attached := config.Default(); json.Unmarshal(journal.Header().Params, &attached) == nil {
+			c = attached
+		}
 	}
 	host := diagnose.Host{
 		ResolvConf: c.ResolvConf, PodFile: filepath.Join(c.StateDir, resolvconf.KubeletFile),

@@ -205,10 +205,13 @@ func Status(ctx context.Context, c config.Config) (status.Report, error) {
 	}
 	header := journal.Header()
 	if len(header.Params) > 0 {
-		// The running attachment's paths count, not this command's.
-		if err := json.Unmarshal(header.Params, &c); err != nil {
+		// The running attachment's paths count, not this command's, into whose slices decoding would write: doctor asks while
+		// others read them.
+		attached := config.Default()
+		if err := json.Unmarshal(header.Params, &attached); err != nil {
 			return status.Report{}, fmt.Errorf("journal: settings: %w", err)
 		}
+		c = attached
 	}
 	manager, err := resolvconf.New(resolvconf.Options{Path: c.ResolvConf, StateDir: c.StateDir, Journal: journal})
 	if err != nil {

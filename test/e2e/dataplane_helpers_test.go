@@ -387,7 +387,7 @@ func (l *load) more(t *testing.T, n int) {
 // finish stops asking, gives what is under way its time, and returns the times at which lost queries were sent.
 func (l *load) finish() (sent int, lost []time.Time, failed int) {
 	close(l.stop)
-	l.sender.Wait() // it may send one more
+	l.sender.Wait()           // it may send one more
 	const quiet = 4 * noReply // after the last answer
 	last := 0
 	for begin := time.Now(); time.Since(begin) < quiet; time.Sleep(5 * time.Millisecond) {
