@@ -14,6 +14,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/asm"
@@ -154,7 +155,12 @@ func wantAttached(t *testing.T, d *Datapath, ifindex int, egress bool, want ...P
 		id, _ := info.ID()
 		ids = append(ids, id)
 	}
-	if got := attached(t, ifindex, egress); !slices.Equal(got, ids) {
+	got := attached(t, ifindex, egress)
+	// The kernel lets go of a link a moment after its last descriptor is closed.
+	for deadline := time.Now().Add(10 * time.Second); !slices.Equal(got, ids) && time.Now().Before(deadline); got = attached(t, ifindex, egress) {
+		time.Sleep(time.Millisecond)
+	}
+	if !slices.Equal(got, ids) {
 		t.Errorf("interface %d, egress %v: programs %v attached, want %v %v", ifindex, egress, got, want, ids)
 	}
 }

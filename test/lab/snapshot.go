@@ -32,8 +32,9 @@ var listings = [][]string{
 	{"ss", "-Hlntu"},
 }
 
-// volatile matches what changes in a listing by itself: the timers of bridges and their ports.
-var volatile = regexp.MustCompile(` *\b\w+_timer +[0-9.]+| +valid_lft \S+ preferred_lft \S+`)
+// volatile matches what changes in a listing by itself: the timers of bridges and their ports, and that an
+// address is new.
+var volatile = regexp.MustCompile(` *\b\w+_timer +[0-9.]+| +valid_lft \S+ preferred_lft \S+| tentative\b`)
 
 // filterHook matches a qdisc that tc filters can hang on, and the interface that has it.
 var filterHook = regexp.MustCompile(`qdisc (?:clsact|ingress) \S+ dev (\S+)`)
