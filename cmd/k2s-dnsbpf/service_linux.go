@@ -30,6 +30,7 @@ type service struct {
 
 func (s *service) run(cmd *cobra.Command) error {
 	notify := readyNotifier()
+	unblockStderr()
 	s.file = openedLog(s.config)
 	s.settings.file = below(s.from, s.settings.file)
 	// Not to hold the file system that it was started from.
@@ -56,10 +57,12 @@ func (s *service) follow(ctx context.Context, d *daemon.Daemon, hangups <-chan o
 	for range hangups {
 		s.tell(fmt.Sprintf("RELOADING=1\nMONOTONIC_USEC=%d", monotonic().Microseconds()))
 		s.file.reopen()
+		state := "READY=1\nSTATUS="
 		if err := s.reload(ctx, d); err != nil {
 			s.log.Error("hangup: settings not read again", zap.Error(err))
+			state += "settings not read again: " + status.Printable(err.Error(), "")
 		}
-		s.tell("READY=1")
+		s.tell(state)
 	}
 }
 

@@ -47,3 +47,21 @@ func hasTerminal() bool {
 	_ = terminal.Close()
 	return true
 }
+
+// unblockStderr has a crash not wait for a reader either: what the runtime writes of it to a pipe that nobody empties would keep the process
+// from ending, with its sockets. The pipe or terminal is opened anew, for its flags are also those of who gave it to us. A socket can't be.
+func unblockStderr() {
+	info, err := os.Stderr.Stat()
+	if err != nil || info.Mode()&(os.ModeNamedPipe|os.ModeCharDevice) == 0 {
+		return
+	}
+	fd, err := unix.Open("/proc/self/fd/2", unix.O_WRONLY|unix.O_NONBLOCK|unix.O_NOCTTY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return
+	}
+	if err := unix.Dup3(fd, unix.Stderr, 0); err != nil {
+		_ = unix.Close(fd)
+		return
+	}
+	stderr.use(os.NewFile(uintptr(fd), "stderr"))
+}

@@ -22,9 +22,8 @@ var stderr = newPatient(os.Stderr)
 
 // patient writes from a goroutine of its own. It is safe for concurrent use.
 type patient struct {
-	to io.Writer
-
 	mu     sync.Mutex
+	to     io.Writer
 	queue  bytes.Buffer
 	lost   int           // lines since the last that was written
 	idle   chan struct{} // closed while nothing waits to be written
@@ -64,13 +63,13 @@ func (p *patient) drain() {
 			return
 		}
 		text, lost := bytes.Clone(p.queue.Bytes()), p.lost
-		lines := bytes.Count(text, []byte{'\n'})
+		lines, to := bytes.Count(text, []byte{'\n'}), p.to
 		p.queue.Reset()
 		p.mu.Unlock()
 		if lost > 0 {
 			text = fmt.Appendf(text, "k2s-dnsbpf: %d lines before this one could not be written\n", lost)
 		}
-		_, err := p.to.Write(text)
+		_, err := to.Write(text)
 		p.mu.Lock()
 		if err != nil {
 			p.lost += lines
@@ -79,6 +78,13 @@ func (p *patient) drain() {
 		}
 		p.mu.Unlock()
 	}
+}
+
+// use has what is written from now on go to another writer.
+func (p *patient) use(to io.Writer) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.to = to
 }
 
 // Sync implements zapcore.WriteSyncer.

@@ -115,6 +115,8 @@ func TestHangup(t *testing.T) {
 		t.Errorf("another daemon: %d, before %d", now, pid)
 	}
 	h.works()
+	h.kill()
+	h.has(daemonLog, "guardian: the daemon is dead")
 	must(t, h.Host(), "rm", file, daemonLog+".1", daemonLog+".2")
 	h.detach()
 	h.unchanged(before)
@@ -165,15 +167,8 @@ func TestNobodyReadsTheLog(t *testing.T) {
 			return func() { _, _ = reader.Close(), writer.Close() }
 		},
 		"full pipe": func(t *testing.T, cmd *lab.Cmd) func() {
-			_, writer := pipe(t)
+			writer := fullPipe(t)
 			cmd.Stdout, cmd.Stderr = writer, writer
-			fill := make([]byte, 4096)
-			if _, err := unix.FcntlInt(writer.Fd(), unix.F_SETPIPE_SZ, len(fill)); err != nil {
-				t.Fatal(err)
-			}
-			if _, err := writer.Write(fill); err != nil {
-				t.Fatal(err)
-			}
 			return func() {}
 		},
 		"full disk": func(t *testing.T, cmd *lab.Cmd) func() {
@@ -196,6 +191,39 @@ func TestNobodyReadsTheLog(t *testing.T) {
 			h.unchanged(before)
 		})
 	}
+}
+
+// TestCrashNobodyReads: the daemon's last words don't keep it from dying, and its guardian from what it is for.
+func TestCrashNobodyReads(t *testing.T) {
+	h := raise(t, lab.Options{})
+	before, id := h.snapshot(), h.resolvConf()
+	cmd := h.foreground(func(cmd *lab.Cmd) {
+		writer := fullPipe(t)
+		cmd.Stdout, cmd.Stderr = writer, writer
+	})
+	r := h.healthy()
+	h.signal("QUIT", r.PID)
+	if err := cmd.Wait(); err == nil {
+		t.Error("it ended in order")
+	}
+	h.ended(r.Guardian.PID)
+	h.isStill(id)
+	h.detach()
+	h.unchanged(before)
+}
+
+// fullPipe returns the end of a pipe that takes nothing more.
+func fullPipe(t *testing.T) (writer *os.File) {
+	t.Helper()
+	_, writer = pipe(t)
+	fill := make([]byte, 4096)
+	if _, err := unix.FcntlInt(writer.Fd(), unix.F_SETPIPE_SZ, len(fill)); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := writer.Write(fill); err != nil {
+		t.Fatal(err)
+	}
+	return writer
 }
 
 // TestClosedDescriptors: where standard input, output and error are closed, what is opened first must not be taken for one of them.
