@@ -19,10 +19,10 @@ comma := ,
 say = @printf '\n==> %s\n' '$(1)'
 
 .DEFAULT_GOAL := help
-.PHONY: help build generate helpers test test-unit test-e2e test-cluster test-long test-kernel test-windows demo bench cluster lint fmt check-headers verify-generate fuzz vuln clean
+.PHONY: help build generate helpers test test-unit test-e2e test-cluster test-long long-unit race-unit long-e2e race-e2e test-kernel test-windows demo bench cluster lint fmt check-headers verify-generate fuzz vuln clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z][a-z-]*:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z][a-z0-9-]*:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 build: ## build bin/k2s-dnsbpf (static; the eBPF objects are committed, so no clang is needed)
 	$(call say,building bin/k2s-dnsbpf $(VERSION))
@@ -94,7 +94,7 @@ test: ## install what is missing, build, run the tests of packages and those in 
 
 test-unit: test/bin/gotest ## run the tests of the product's packages
 	$(call say,unit tests)
-	$(GOTEST) -timeout 10m -skip '^TestLong' ./...
+	$(GOTEST) -timeout 10m -p 4 -skip '^TestLong' ./...
 
 test-e2e: build helpers test/bin/resolved ## run the tests in the lab: namespaces, a real CoreDNS, a real unbound
 	$(call say,end-to-end tests)
@@ -108,13 +108,21 @@ test-cluster: ## run the tests in the lab with a real Kubernetes
 
 test-long: ## run what takes long: all faults, sizes, cycles; everything with the race detector
 	@scripts/bootstrap test
-	@$(MAKE) --no-print-directory build helpers cluster test/bin/resolved
+	@$(MAKE) --no-print-directory --keep-going long-unit race-unit long-e2e race-e2e
+
+long-unit: test/bin/gotest
 	$(call say,long tests of packages)
 	$(GOTEST) -timeout 60m -run '^TestLong' ./...
+
+race-unit: test/bin/gotest
 	$(call say,unit tests with the race detector)
 	$(GOTEST) -timeout 30m -race -skip '^TestLong' ./...
+
+long-e2e: build helpers cluster
 	$(call say,long end-to-end tests)
 	cd test && $(GOTEST) -timeout 60m -run '^TestLong' ./e2e
+
+race-e2e: helpers test/bin/resolved
 	$(call say,end-to-end tests of a program with the race detector)
 	go build -race -trimpath -o bin/race/k2s-dnsbpf ./cmd/k2s-dnsbpf
 	cd test && K2S_DNSBPF=$(CURDIR)/bin/race/k2s-dnsbpf $(GOTEST) -timeout 60m -parallel 4 -run '$(RACE_TESTS)' \
