@@ -28,6 +28,9 @@ var errHeld = errors.New("held")
 // lockPoll is how often Lock tries again: the system's own wait can't be cancelled.
 const lockPoll = 20 * time.Millisecond
 
+// dyingPolls is how often the holder of a lock is looked for where none can be seen.
+const dyingPolls = 20
+
 // Locked is a held lock. The kernel drops it when the process dies, however it
 // dies.
 type Locked struct{ f *os.File }
@@ -99,6 +102,17 @@ func tryLock(path string) (*Locked, error) {
 // Holder returns the process that holds the lock on path, 0 if that one can't be seen from here: in another PID namespace.
 // held is false if nobody does.
 func Holder(path string) (pid int, held bool) {
+	// One that dies has its lock a moment longer than its descriptors, by which it is known.
+	for range dyingPolls {
+		if pid, held = holder(path); pid != 0 || !held {
+			break
+		}
+		time.Sleep(lockPoll)
+	}
+	return pid, held
+}
+
+func holder(path string) (pid int, held bool) {
 	f, err := openLock(path, os.O_RDONLY)
 	if err != nil {
 		return 0, false
