@@ -149,7 +149,7 @@ func openLog(c config.Config) (log *os.File, err error) {
 		if err := rundir.Make(c); err != nil {
 			return nil, fmt.Errorf("create run directory: %w", err)
 		}
-		log, err = os.OpenFile(filepath.Join(c.RunDir, rundir.LogFile), os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o640)
+		log, err = openLogFile(c, os.O_CREATE)
 		if !errors.Is(err, os.ErrNotExist) {
 			break
 		}
@@ -158,4 +158,8 @@ func openLog(c config.Config) (log *os.File, err error) {
 		return nil, fmt.Errorf("open the daemon's log: %w", err)
 	}
 	return log, nil
+}
+
+func openLogFile(c config.Config, flags int) (*os.File, error) {
+	return os.OpenFile(filepath.Join(c.RunDir, rundir.LogFile), flags|os.O_WRONLY|os.O_APPEND|syscall.O_NOFOLLOW, 0o640)
 }

@@ -26,7 +26,7 @@ func runGuardian(args []string) error {
 	debug.FreeOSMemory()
 	file := openedLog(c)
 	return daemon.Guard(c, log, func() {
-		file.reopen()
+		file.reopen(0) // whoever has removed it is done with us
 		_, _ = memory.WriteTo(stderr)
 	})
 }

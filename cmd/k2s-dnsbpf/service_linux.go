@@ -2,7 +2,9 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"os/signal"
 	"path/filepath"
@@ -56,7 +58,7 @@ func (s *service) run(cmd *cobra.Command) error {
 func (s *service) follow(ctx context.Context, d *daemon.Daemon, hangups <-chan os.Signal) {
 	for range hangups {
 		s.tell(fmt.Sprintf("RELOADING=1\nMONOTONIC_USEC=%d", monotonic().Microseconds()))
-		s.file.reopen()
+		s.file.reopen(os.O_CREATE)
 		state := "READY=1\nSTATUS="
 		if err := s.reload(ctx, d); err != nil {
 			s.log.Error("hangup: settings not read again", zap.Error(err))
@@ -116,14 +118,18 @@ func openedLog(c config.Config) *logFile {
 	return &logFile{c}
 }
 
-// reopen goes over to the file of that name, for who has moved the old one away. If that fails the old one stays.
-func (l *logFile) reopen() {
+// reopen goes over to the file of that name, for who has moved the old one away. With O_CREATE it is made if there is none yet. Where it can't
+// be opened the old one stays.
+func (l *logFile) reopen(flags int) {
 	if l == nil {
 		return
 	}
-	file, err := openLog(l.config)
+	file, err := openLogFile(l.config, flags)
+	if errors.Is(err, fs.ErrNotExist) {
+		return
+	}
 	if err != nil {
-		fmt.Fprintf(stderr, "k2s-dnsbpf: %s\n", err)
+		fmt.Fprintf(stderr, "k2s-dnsbpf: go over to another log: %s\n", err)
 		return
 	}
 	defer file.Close()
