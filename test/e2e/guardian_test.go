@@ -584,6 +584,13 @@ func TestUnits(t *testing.T) {
 	if r.code != 0 || strings.Contains(r.stderr, "k2s-dnsbpf") {
 		t.Errorf("%v", r)
 	}
+	// SIGPIPE is a good end to systemd, and a cluster may come late.
+	_, unit := unitFile(t, "k2s-dnsbpf.service")
+	for key, want := range map[string]string{"Restart": "always", "StartLimitIntervalSec": "0"} {
+		if got := setting(t, unit, key); got != want {
+			t.Errorf("%s=%s, want %s", key, got, want)
+		}
+	}
 	// What is left to the daemon is what it does; without mounts of its own no less is possible.
 	for i, most := range []string{"46", "30"} {
 		if r := command(t, h.Host(), "systemd-analyze", "security", "--offline=true", "--no-pager", "--threshold="+most, paths[i]); r.code != 0 {
