@@ -80,7 +80,7 @@ test/bin/glibcloop: test/cmd/cloop/loop.c
 	@mkdir -p test/bin
 	gcc -O2 -Wall -Wextra -Werror -o $@ $<
 
-# Which suite a test belongs to is in its name. TestKubernetes...: needs a real one. TestLong...: all cases of what others
+# Which suite a test belongs to is in its name. TestKubernetes...: needs a real one. TestLongRun...: all cases of what others
 # take a sample of, sizes and durations; K2S_SAMPLE=10 takes a tenth of them. All others run in `make test`.
 # K2S_SEED repeats the samples of a run, which prints it. A test that can't run here fails instead of being skipped.
 GOTEST   = $(SUDO) env K2S_LAB_REQUIRED=1 K2S_SEED=$(K2S_SEED) K2S_SAMPLE=$(K2S_SAMPLE) $(CURDIR)/test/bin/gotest -count=1
@@ -94,11 +94,11 @@ test: ## install what is missing, build, run the tests of packages and those in 
 
 test-unit: test/bin/gotest ## run the tests of the product's packages
 	$(call say,unit tests)
-	$(GOTEST) -timeout 10m -p 4 -skip '^TestLong' ./...
+	$(GOTEST) -timeout 10m -p 4 -skip '^TestLongRun' ./...
 
 test-e2e: build helpers test/bin/resolved ## run the tests in the lab: namespaces, a real CoreDNS, a real unbound
 	$(call say,end-to-end tests)
-	cd test && $(GOTEST) -timeout 20m -parallel $(PARALLEL) -skip '^Test(Kubernetes|Long)' ./...
+	cd test && $(GOTEST) -timeout 20m -parallel $(PARALLEL) -skip '^Test(Kubernetes|LongRun)' ./...
 
 test-cluster: ## run the tests in the lab with a real Kubernetes
 	@scripts/bootstrap test
@@ -112,21 +112,21 @@ test-long: ## run what takes long: all faults, sizes, cycles; everything with th
 
 long-unit: test/bin/gotest
 	$(call say,long tests of packages)
-	$(GOTEST) -timeout 60m -run '^TestLong' ./...
+	$(GOTEST) -timeout 60m -run '^TestLongRun' ./...
 
 race-unit: test/bin/gotest
 	$(call say,unit tests with the race detector)
-	$(GOTEST) -timeout 30m -race -skip '^TestLong' ./...
+	$(GOTEST) -timeout 30m -race -skip '^TestLongRun' ./...
 
 long-e2e: build helpers cluster
 	$(call say,long end-to-end tests)
-	cd test && $(GOTEST) -timeout 60m -run '^TestLong' ./e2e
+	cd test && $(GOTEST) -timeout 60m -run '^TestLongRun' ./e2e
 
 race-e2e: helpers test/bin/resolved
 	$(call say,end-to-end tests of a program with the race detector)
 	go build -race -trimpath -o bin/race/k2s-dnsbpf ./cmd/k2s-dnsbpf
 	cd test && K2S_DNSBPF=$(CURDIR)/bin/race/k2s-dnsbpf $(GOTEST) -timeout 60m -parallel 4 -run '$(RACE_TESTS)' \
-		-skip '^Test(Kubernetes|Long[^S]|GuardianIsSmall$$|FloodFromAWorker$$)' ./e2e
+		-skip '^Test(Kubernetes|LongRun[^S]|GuardianIsSmall$$|FloodFromAWorker$$)' ./e2e
 
 test-kernel: ## run the tests that need the kernel on Debian's 6.1, in a virtual machine without KVM
 	@scripts/bootstrap kernel

@@ -152,12 +152,12 @@ func (h *harness) differ(program *ebpf.Program, f family, frame, room []byte, wa
 	return h.objects.DnsFlows.Put(uint32(natPort-h.options.NATPorts.First), dnsbpfDnsFlow{})
 }
 
-// TestDifferential is TestLongDifferential with fewer messages.
+// TestDifferential is TestLongRunDifferential with fewer messages.
 func TestDifferential(t *testing.T) { differential(t, 20_000) }
 
-// TestLongDifferential gives kernel and reference the same messages, in packets of random askers, and compares verdict,
+// TestLongRunDifferential gives kernel and reference the same messages, in packets of random askers, and compares verdict,
 // octets and counters.
-func TestLongDifferential(t *testing.T) { differential(t, sample.Share(t, 1_000_000)) }
+func TestLongRunDifferential(t *testing.T) { differential(t, sample.Share(t, 1_000_000)) }
 
 func differential(t *testing.T, messages int) {
 	t.Helper()

@@ -132,15 +132,15 @@ func some(tb testing.TB) func() int {
 	return sample.Some(tb, 30)
 }
 
-// TestFaults is TestLongFaults with some of the calls.
+// TestFaults is TestLongRunFaults with some of the calls.
 func TestFaults(t *testing.T) { faults(t, some) }
 
-// TestLongFaults lets every single call fail, fail for good, or be the last of a
+// TestLongRunFaults lets every single call fail, fail for good, or be the last of a
 // killed process, in every operation on every kind of original by every
 // method. After each: the file is the original or ours, never missing or torn
 // (but if it was missing before); an error that was reported left nothing
 // behind; and a new process restores all.
-func TestLongFaults(t *testing.T) { faults(t, sample.Steps) }
+func TestLongRunFaults(t *testing.T) { faults(t, sample.Steps) }
 
 func faults(t *testing.T, steps steps) {
 	t.Helper()
@@ -148,11 +148,11 @@ func faults(t *testing.T, steps steps) {
 	allFaults(t, steps, append(faultOriginals(), locked), operations) // TestPowerLoss copies files, and no copy has the attribute
 }
 
-// TestFaultsInPlace is TestLongFaultsInPlace with some of the calls.
+// TestFaultsInPlace is TestLongRunFaultsInPlace with some of the calls.
 func TestFaultsInPlace(t *testing.T) { faultsInPlace(t, some) }
 
-// TestLongFaultsInPlace is TestLongFaults of a file that can only be overwritten.
-func TestLongFaultsInPlace(t *testing.T) { faultsInPlace(t, sample.Steps) }
+// TestLongRunFaultsInPlace is TestLongRunFaults of a file that can only be overwritten.
+func TestLongRunFaultsInPlace(t *testing.T) { faultsInPlace(t, sample.Steps) }
 
 func faultsInPlace(t *testing.T, steps steps) {
 	t.Helper()
@@ -314,11 +314,11 @@ func newFastHost(t testing.TB) host {
 	return h
 }
 
-// TestKillAtSteps is TestLongKillAtSteps with some of the steps.
+// TestKillAtSteps is TestLongRunKillAtSteps with some of the steps.
 func TestKillAtSteps(t *testing.T) { killAtSteps(t, some) }
 
-// TestLongKillAtSteps walks the named steps and checks that each is there.
-func TestLongKillAtSteps(t *testing.T) { killAtSteps(t, sample.Steps) }
+// TestLongRunKillAtSteps walks the named steps and checks that each is there.
+func TestLongRunKillAtSteps(t *testing.T) { killAtSteps(t, sample.Steps) }
 
 func killAtSteps(t *testing.T, steps steps) {
 	t.Helper()
@@ -370,13 +370,13 @@ func killAtSteps(t *testing.T, steps steps) {
 	t.Logf("named steps: %d points covered", points)
 }
 
-// TestPowerLoss is TestLongPowerLoss with some of the calls.
+// TestPowerLoss is TestLongRunPowerLoss with some of the calls.
 func TestPowerLoss(t *testing.T) { powerLoss(t, some) }
 
-// TestLongPowerLoss copies the tree before every call, empties in the copy what was
+// TestLongRunPowerLoss copies the tree before every call, empties in the copy what was
 // not synced yet, and restores from the copy. Inodes and dates of creation are
 // other ones there, as after a restore of a backup.
-func TestLongPowerLoss(t *testing.T) { powerLoss(t, sample.Steps) }
+func TestLongRunPowerLoss(t *testing.T) { powerLoss(t, sample.Steps) }
 
 func powerLoss(t *testing.T, steps steps) {
 	t.Helper()

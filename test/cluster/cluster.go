@@ -86,8 +86,8 @@ type Cluster struct {
 // `make test-cluster` or `make test-long`: it runs where nobody has built Kubernetes.
 func Start(tb testing.TB, l *lab.Lab, options Options) *Cluster {
 	tb.Helper()
-	if !strings.HasPrefix(tb.Name(), "TestKubernetes") && !strings.HasPrefix(tb.Name(), "TestLong") {
-		tb.Fatal("a test that runs a real cluster must have a name that begins with TestKubernetes or TestLong")
+	if !strings.HasPrefix(tb.Name(), "TestKubernetes") && !strings.HasPrefix(tb.Name(), "TestLongRun") {
+		tb.Fatal("a test that runs a real cluster must have a name that begins with TestKubernetes or TestLongRun")
 	}
 	ctx, cancel := context.WithTimeout(tb.Context(), 2*time.Minute)
 	defer cancel()

@@ -620,7 +620,7 @@ func TestBoot(t *testing.T) {
 		}
 	}
 	must(t, h.Host(), "sh", "-ec", "umount /proc/sys/kernel/random/boot_id; rm /run/boot_id")
-	h.unchangedBut(before, kubeletFile, "/var/lib/k2s-dnsbpf", "/run/mount")
+	h.unchangedBut(before, kubeletFile, "/var/lib/k2s-dnsbpf", "/var/lib/k2s-dnsbpf/lock", "/run/mount") // that of the killed
 	h.attach()
 	h.works()
 	h.detach()

@@ -37,8 +37,8 @@ func (h *host) resident(pid int) (now, peak int) {
 	return field("VmRSS"), field("VmHWM")
 }
 
-// TestLongScale attaches beside ten thousand Services and a thousand slices, most of which are none of the daemon's business.
-func TestLongScale(t *testing.T) {
+// TestLongRunScale attaches beside ten thousand Services and a thousand slices, most of which are none of the daemon's business.
+func TestLongRunScale(t *testing.T) {
 	manyServices, manySlices := share(t, 10_000), share(t, 1_000)
 	h, c := onCluster(t, cluster.Options{})
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Minute)

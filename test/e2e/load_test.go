@@ -18,8 +18,8 @@ import (
 // TestManyQueries: of many steered queries none is lost and none gets an answer of another kind.
 func TestManyQueries(t *testing.T) { manyQueries(t, 20_000) }
 
-// TestLongManyQueries is TestManyQueries with a million.
-func TestLongManyQueries(t *testing.T) { manyQueries(t, share(t, 1_000_000)) }
+// TestLongRunManyQueries is TestManyQueries with a million.
+func TestLongRunManyQueries(t *testing.T) { manyQueries(t, share(t, 1_000_000)) }
 
 func manyQueries(t *testing.T, want int) {
 	t.Helper()

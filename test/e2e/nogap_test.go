@@ -89,8 +89,8 @@ func endLookers(t *testing.T, lookers []*looker) (sum, failed int, longest time.
 // stays detached until the daemon has lingered. No lookup fails.
 func TestNoGap(t *testing.T) { noGap(t, 5) }
 
-// TestLongNoGap is TestNoGap with fifty cycles.
-func TestLongNoGap(t *testing.T) { noGap(t, share(t, 50)) }
+// TestLongRunNoGap is TestNoGap with fifty cycles.
+func TestLongRunNoGap(t *testing.T) { noGap(t, share(t, 50)) }
 
 func noGap(t *testing.T, cycles int) {
 	t.Helper()

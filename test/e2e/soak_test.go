@@ -13,12 +13,12 @@ import (
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/test/lab"
 )
 
-// soak is how long TestLongSoak goes on.
+// soak is how long TestLongRunSoak goes on.
 const soak = 10 * time.Minute
 
-// TestLongSoak: programs look names up while all that may change on a living host does, in an order that the seed decides.
+// TestLongRunSoak: programs look names up while all that may change on a living host does, in an order that the seed decides.
 // No lookup fails, and the daemon has as many descriptors afterwards, and about as much memory.
-func TestLongSoak(t *testing.T) {
+func TestLongRunSoak(t *testing.T) {
 	h := raiseAlone(t, lab.Options{})
 	seed, _ := strconv.ParseUint(os.Getenv("K2S_SEED"), 10, 64)
 	random := rand.New(rand.NewPCG(seed, 0))

@@ -1,5 +1,5 @@
 // Package sample is for tests with more cases than a run of the suite has time for. `make test` takes some of them, by a
-// seed; a test whose name begins with TestLong takes them all.
+// seed; a test whose name begins with TestLongRun takes them all.
 package sample
 
 import (
