@@ -8,12 +8,13 @@ import (
 
 	"go.uber.org/zap/zapcore"
 
-	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/daemon"
+	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/guardian"
+	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/host"
 )
 
 // runGuardian is the process that the daemon starts beside itself.
 func runGuardian(args []string) error {
-	c, err := daemon.ParseGuardian(args)
+	c, err := guardian.Parse(args)
 	if err != nil {
 		return usageError{err}
 	}
@@ -25,7 +26,7 @@ func runGuardian(args []string) error {
 	// What all packages of this program made at their start is not needed here.
 	debug.FreeOSMemory()
 	file := openedLog(c)
-	return daemon.Guard(c, log, func() {
+	return guardian.Run(c, host.Restorer{Config: c, Log: log}, log, func() {
 		file.reopen(0) // whoever has removed it is done with us
 		_, _ = memory.WriteTo(stderr)
 	})

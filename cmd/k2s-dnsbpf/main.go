@@ -29,7 +29,7 @@ var version = "devel"
 
 func main() {
 	// Before anything is made that a process which only waits has no use for.
-	if is, err := guardian(os.Args[1:]); is {
+	if is, err := asGuardian(os.Args[1:]); is {
 		status := exitStatus(err)
 		stderr.flush()
 		os.Exit(status)

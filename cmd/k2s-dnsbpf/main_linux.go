@@ -3,16 +3,16 @@ package main
 import (
 	"github.com/spf13/cobra"
 
-	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/daemon"
+	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/guardian"
 )
 
 func commands() []*cobra.Command {
 	return []*cobra.Command{newAttachCommand(), newDetachCommand(), newRestoreCommand(), newStatusCommand(), newCheckCommand(), newDoctorCommand()}
 }
 
-// guardian runs the process that the daemon starts beside itself, if this is it.
-func guardian(args []string) (is bool, err error) {
-	if len(args) == 0 || args[0] != daemon.GuardianCommand {
+// asGuardian runs the process that the daemon starts beside itself, if this is it.
+func asGuardian(args []string) (is bool, err error) {
+	if len(args) == 0 || args[0] != guardian.Command {
 		return false, nil
 	}
 	return true, runGuardian(args[1:])

@@ -25,7 +25,7 @@ func commands() (all []*cobra.Command) {
 }
 
 // guardian is a process of Linux hosts.
-func guardian([]string) (is bool, err error) { return false, nil }
+func asGuardian([]string) (is bool, err error) { return false, nil }
 
 // prepareSignals: no command here runs long enough for one to matter.
 func prepareSignals(*cobra.Command, []string) {}

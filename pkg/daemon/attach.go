@@ -18,6 +18,7 @@ import (
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/datapath"
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/discovery"
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/forwarder"
+	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/guardian"
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/host"
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/plan"
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/resolvconf"
@@ -38,7 +39,7 @@ func (d *Daemon) attach(ctx context.Context) error {
 		return err
 	}
 	if c.Resolver == config.ResolverTakeover {
-		d.guard = startGuard(c, d.log)
+		d.guardian = guardian.Start(c, d.log)
 	}
 	if err := d.host.Load(); err != nil {
 		return err
@@ -53,8 +54,8 @@ func (d *Daemon) attach(ctx context.Context) error {
 	if err := d.publishKubeletFile(); err != nil {
 		return err
 	}
-	if d.guard != nil {
-		if err := d.guard.await(ctx); err != nil {
+	if d.guardian != nil {
+		if err := d.guardian.Await(ctx); err != nil {
 			return err
 		}
 		if err := d.resolver.TakeOver(takeOver(c)); err != nil {

@@ -19,6 +19,7 @@ import (
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/datapath"
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/discovery"
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/forwarder"
+	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/guardian"
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/host"
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/netdev"
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/plan"
@@ -32,8 +33,6 @@ import (
 var errInterrupted = errors.New("attach: interrupted, all changes undone")
 
 const (
-	// heartbeat is how often the kernel hears of the daemon.
-	heartbeat = time.Second
 
 	// stopTimeout bounds a whole stop: what is not undone by then stays in the journal for the next one.
 	stopTimeout = 10 * time.Second
@@ -56,7 +55,7 @@ type Daemon struct {
 	host      *host.Host
 	datapath  *datapath.Datapath // nil without BPF
 	health    *health
-	guard     *guard // nil where the resolver file is left alone
+	guardian  *guardian.Handle // nil where the resolver file is left alone
 
 	reloads  chan *reload
 	detaches chan detaching
@@ -116,7 +115,7 @@ func (d *Daemon) run(ctx context.Context, ready func(status.Report)) (err error)
 	undoRedirect := discovery.RedirectKlog(d.log.Named("kubernetes"))
 	defer undoRedirect()
 	defer func() { d.now.source.stop() }()
-	defer d.dismissGuard()
+	defer d.dismissGuardian()
 	defer func() { err = errors.Join(err, d.detach(context.WithoutCancel(ctx))) }()
 	defer func() { d.predecessor.close() }()
 
@@ -218,11 +217,11 @@ func (d *Daemon) serve(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	beat := time.NewTicker(heartbeat)
+	beat := time.NewTicker(guardian.Heartbeat)
 	defer beat.Stop()
 	revived := make(chan struct{}, 1)
 	watching.Go(func() { d.watchHealth(ctx, func() { poke(revived) }) })
-	d.guard.beat()
+	d.guardian.Beat()
 	resolver := d.watchResolver()
 	defer resolver.close()
 	for {
@@ -239,10 +238,10 @@ func (d *Daemon) serve(ctx context.Context) error {
 			d.beat()
 			d.followResolver()
 			d.followHolder(now)
-			d.guard.beat()
+			d.guardian.Beat()
 			resolver.check()
-		case <-d.guard.awakened():
-			d.guard.beat() // first, so that the guardian counts anew
+		case <-d.guardian.Awakened():
+			d.guardian.Beat() // first, so that the guardian counts anew
 			d.retake()
 			resolver.check()
 		case <-resolver.wake:

@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/config"
+	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/guardian"
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/host"
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/plan"
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/resolvconf"
@@ -33,7 +34,7 @@ const (
 // called whether or not attach succeeded and undoes what there is.
 func (d *Daemon) detach(ctx context.Context) error {
 	var errs []error
-	d.guard.pause()
+	d.guardian.Pause()
 	if !d.journal.Empty() {
 		if err := d.restoreOrServe(ctx); err != nil {
 			errs = append(errs, err)
@@ -92,17 +93,17 @@ func (d *Daemon) ours() bool {
 	return err != nil || now == resolvconf.StateOurs
 }
 
-// dismissGuard ends the guardian, but for the case that our file is still in place: then it goes on trying when we are
+// dismissGuardian ends the guardian, but for the case that our file is still in place: then it goes on trying when we are
 // gone.
-func (d *Daemon) dismissGuard() {
-	if d.guard == nil {
+func (d *Daemon) dismissGuardian() {
+	if d.guardian == nil {
 		return
 	}
 	if d.ours() {
 		d.log.Error("the resolver file is left to the guardian")
 		return
 	}
-	d.guard.dismiss()
+	d.guardian.Dismiss()
 }
 
 // retake takes the resolver file over again after this daemon hung for so long that the guardian has put it back.
@@ -177,7 +178,7 @@ func owner(c config.Config) (pid int, err error) {
 	switch {
 	case held && pid == 0:
 		return 0, fmt.Errorf("detach: %s is held by a process that can't be seen from here: run this where it was started, such as in its container", rundir.Lock(c))
-	case held && isGuardian(pid):
+	case held && guardian.Is(pid):
 		return 0, nil
 	case held:
 		return pid, nil

@@ -16,6 +16,7 @@ import (
 
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/config"
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/diagnose"
+	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/guardian"
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/netdev"
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/plan"
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/rundir"
@@ -139,7 +140,7 @@ func findHolder(address netip.AddrPort) (name string, ours bool) {
 	return name, ours
 }
 
-func isOurs(pid int) bool { return rundir.NameOf(pid) == rundir.Name || isGuardian(pid) }
+func isOurs(pid int) bool { return rundir.NameOf(pid) == rundir.Name || guardian.Is(pid) }
 
 // followHolder notices a server at the KubeSwitch address that comes, goes, or is started again. A port that nobody takes
 // who comes with the address becomes ours; one that a server had is left to it.

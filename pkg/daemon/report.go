@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/config"
+	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/guardian"
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/host"
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/plan"
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/resolvconf"
@@ -63,7 +64,7 @@ func (d *Daemon) known(s *attachment) status.Report {
 	report.Problems = s.allProblems(report.Discovery)
 	fillLoop(&report, stats.LastLoop)
 	var problem string
-	if report.Guardian, problem = d.guard.report(); problem != "" {
+	if report.Guardian, problem = d.guardian.Report(); problem != "" {
 		report.Problems = append(report.Problems, problem)
 	}
 	report.Resolver.SteeredAt = texts(s.desired.SteeredAt)
@@ -241,7 +242,7 @@ func Status(ctx context.Context, c config.Config) (status.Report, error) {
 
 // fillGuardian adds what a guardian has done where the daemon does not answer.
 func fillGuardian(report *status.Report, c config.Config) {
-	record, err := readGuardianRecord(c)
+	record, err := guardian.ReadRecord(c)
 	if err != nil || record.Restored == nil {
 		return
 	}

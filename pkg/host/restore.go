@@ -92,3 +92,32 @@ func IsAttached(journal *state.Journal, manager *resolvconf.Manager) bool {
 	now, err := manager.State()
 	return err == nil && now == resolvconf.StateOurs
 }
+
+// Restorer does for a guardian what this package can. Needed looks without a lock.
+type Restorer struct {
+	Config config.Config
+	Log    *zap.Logger
+}
+
+// Needed reports whether there is anything to put back, as far as can be seen.
+func (r Restorer) Needed() bool {
+	journal, err := state.Open(r.Config.StateDir)
+	if err != nil {
+		return true
+	}
+	if len(resolvconf.RecordedPaths(journal)) > 0 {
+		return true
+	}
+	manager, err := resolvconf.New(resolvconf.Options{Path: r.Config.ResolvConf, StateDir: r.Config.StateDir, Journal: journal})
+	if err != nil {
+		return true
+	}
+	now, err := manager.State()
+	return err != nil || now == resolvconf.StateOurs
+}
+
+// Restore is RestoreLocked.
+func (r Restorer) Restore() ([]string, error) { return RestoreLocked(r.Config, r.Log) }
+
+// Suspend is SuspendResolver.
+func (r Restorer) Suspend() ([]string, error) { return SuspendResolver(r.Config, r.Log) }

@@ -26,13 +26,14 @@ var leaves = []string{"pkg/internal/errno", "pkg/internal/safefile", "pkg/intern
 // rooms says which packages of ours, besides leaves, each package may import, on whichever operating system. Rooms below the daemon know
 // only leaves; the daemon joins them. Packages of the test module need no row if they import none of ours.
 var rooms = map[string][]string{
-	"cmd/k2s-dnsbpf":           {"pkg/config", "pkg/daemon", "pkg/diagnose", "pkg/rundir", "pkg/status"},
+	"cmd/k2s-dnsbpf":           {"pkg/config", "pkg/daemon", "pkg/diagnose", "pkg/guardian", "pkg/host", "pkg/rundir", "pkg/status"},
 	"pkg/config":               {},
-	"pkg/daemon":               {"pkg/config", "pkg/datapath", "pkg/diagnose", "pkg/discovery", "pkg/forwarder", "pkg/host", "pkg/netdev", "pkg/plan", "pkg/resolvconf", "pkg/rundir", "pkg/state", "pkg/status"},
+	"pkg/daemon":               {"pkg/config", "pkg/datapath", "pkg/diagnose", "pkg/discovery", "pkg/forwarder", "pkg/guardian", "pkg/host", "pkg/netdev", "pkg/plan", "pkg/resolvconf", "pkg/rundir", "pkg/state", "pkg/status"},
 	"pkg/datapath":             {},
 	"pkg/diagnose":             {"pkg/config", "pkg/status"},
 	"pkg/discovery":            {},
 	"pkg/forwarder":            {},
+	"pkg/guardian":             {"pkg/config", "pkg/rundir", "pkg/state", "pkg/status"},
 	"pkg/host":                 {"pkg/config", "pkg/datapath", "pkg/discovery", "pkg/netdev", "pkg/plan", "pkg/resolvconf", "pkg/rundir", "pkg/state", "pkg/status"},
 	"pkg/internal/archtest":    {},
 	"pkg/internal/errno":       {},
@@ -68,7 +69,7 @@ var testRooms = map[string][]string{
 
 // linuxOnly are the rooms that are empty on other operating systems. All others have something in them on each of systems, and import none
 // of these there.
-var linuxOnly = []string{"pkg/daemon", "pkg/datapath", "pkg/host", "pkg/netdev", "pkg/rundir"}
+var linuxOnly = []string{"pkg/daemon", "pkg/datapath", "pkg/guardian", "pkg/host", "pkg/netdev", "pkg/rundir"}
 
 var systems = []string{"darwin", "linux", "windows"}
 
@@ -89,7 +90,7 @@ var owners = map[string][]string{
 	"github.com/miekg/dns":           {"pkg/daemon", "pkg/diagnose", "pkg/forwarder", "pkg/internal/pktgen"},
 	"github.com/spf13/":              {"cmd/k2s-dnsbpf"},
 	"github.com/vishvananda/netlink": {"pkg/netdev"},
-	"go.uber.org/zap":                {"cmd/k2s-dnsbpf", "pkg/daemon", "pkg/discovery", "pkg/forwarder", "pkg/host", "pkg/resolvconf"},
+	"go.uber.org/zap":                {"cmd/k2s-dnsbpf", "pkg/control", "pkg/daemon", "pkg/discovery", "pkg/forwarder", "pkg/guardian", "pkg/handover", "pkg/host", "pkg/resolvconf"},
 	"go.yaml.in/yaml":                {"pkg/config", "pkg/diagnose", "pkg/status"},
 	"golang.org/x/net/publicsuffix":  {"pkg/daemon", "pkg/plan"},
 	"golang.org/x/sys/":              everyone,

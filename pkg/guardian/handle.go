@@ -1,6 +1,6 @@
 //go:build linux
 
-package daemon
+package guardian
 
 import (
 	"context"
@@ -20,22 +20,22 @@ import (
 )
 
 const (
-	// guardianRetry bounds how often a guardian that has ended is started again.
-	guardianRetry = time.Second
+	// restartPause bounds how often a guardian that has ended is started again.
+	restartPause = time.Second
 
-	// guardianStop is how long a guardian may take to end when it is told to.
-	guardianStop = 2 * time.Second
+	// stopLimit is how long a guardian may take to end when it is told to.
+	stopLimit = 2 * time.Second
 )
 
-// guardianEnvironment keeps the process small: its heap is what the packages of this program make at their start.
-var guardianEnvironment = []string{"GOMAXPROCS=1", "GOGC=10", "GOMEMLIMIT=16MiB"}
+// environment keeps the process small: its heap is what the packages of this program make at their start.
+var environment = []string{"GOMAXPROCS=1", "GOGC=10", "GOMEMLIMIT=16MiB"}
 
-// guard is the daemon's side of its guardian: it starts one, gives it signs of life, and starts another when it ends or
-// no longer answers. A nil guard is none at all. Its methods may be called from several goroutines.
-type guard struct {
+// Handle is the daemon's side of its guardian: it starts one, gives it signs of life, and starts another when it ends or
+// no longer answers. A nil Handle is none at all. Its methods may be called from several goroutines.
+type Handle struct {
 	config   config.Config
 	log      *zap.Logger
-	restored chan struct{} // see awakened
+	restored chan struct{} // see Awakened
 	ready    chan struct{} // closed when the first guardian watches
 	first    sync.Once     // closes it
 	stop     chan struct{} // closed to end it
@@ -51,9 +51,9 @@ type guard struct {
 	problem    error
 }
 
-// startGuard starts a guardian, and follows it until close.
-func startGuard(c config.Config, log *zap.Logger) *guard {
-	g := &guard{
+// Start starts a guardian, and follows it until close.
+func Start(c config.Config, log *zap.Logger) *Handle {
+	g := &Handle{
 		config: c, log: log,
 		restored: make(chan struct{}, 1), ready: make(chan struct{}), done: make(chan struct{}), stop: make(chan struct{}),
 	}
@@ -61,8 +61,8 @@ func startGuard(c config.Config, log *zap.Logger) *guard {
 	return g
 }
 
-// await returns when the first guardian watches.
-func (g *guard) await(ctx context.Context) error {
+// Await returns when the first guardian watches.
+func (g *Handle) Await(ctx context.Context) error {
 	select {
 	case <-g.ready:
 		return nil
@@ -77,7 +77,7 @@ func (g *guard) await(ctx context.Context) error {
 }
 
 // keep has a guardian running until it is told to stop.
-func (g *guard) keep() {
+func (g *Handle) keep() {
 	defer close(g.done)
 	for {
 		began := time.Now()
@@ -94,13 +94,13 @@ func (g *guard) keep() {
 		select {
 		case <-g.stop:
 			return
-		case <-time.After(guardianRetry - time.Since(began)):
+		case <-time.After(restartPause - time.Since(began)):
 		}
 	}
 }
 
 // runOne starts a guardian and returns when it has ended, and why.
-func (g *guard) runOne() error {
+func (g *Handle) runOne() error {
 	ends, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		return fmt.Errorf("make its lifeline: %w", err)
@@ -117,7 +117,7 @@ func (g *guard) runOne() error {
 
 	// This very program, even if another version has been installed since.
 	child := &exec.Cmd{
-		Path: "/proc/self/exe", Args: append([]string{"k2s-dnsbpf"}, guardianArgs(g.config)...), Env: guardianEnvironment,
+		Path: "/proc/self/exe", Args: append([]string{"k2s-dnsbpf"}, args(g.config)...), Env: environment,
 		Dir: "/", Stderr: os.Stderr, ExtraFiles: []*os.File{theirs, pidfd},
 		// A session of its own: what ends the daemon's process group is what it is there for.
 		SysProcAttr: &syscall.SysProcAttr{Setsid: true},
@@ -139,7 +139,7 @@ func (g *guard) runOne() error {
 }
 
 // begin starts the process that is to be the guardian.
-func (g *guard) begin(child *exec.Cmd, lifeline int) error {
+func (g *Handle) begin(child *exec.Cmd, lifeline int) error {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if g.stopping {
@@ -157,7 +157,7 @@ func (g *guard) begin(child *exec.Cmd, lifeline int) error {
 }
 
 // listen takes what a guardian says until its lifeline is closed.
-func (g *guard) listen(lifeline int) {
+func (g *Handle) listen(lifeline int) {
 	buffer := make([]byte, 64)
 	for {
 		n, err := unix.Read(lifeline, buffer)
@@ -176,14 +176,17 @@ func (g *guard) listen(lifeline int) {
 				g.unanswered = 0
 				g.mu.Unlock()
 			case sayRestored:
-				poke(g.restored)
+				select {
+				case g.restored <- struct{}{}:
+				default: // one that waits is as good as many
+				}
 			}
 		}
 	}
 }
 
 // tell says something to the guardian. The caller holds mu.
-func (g *guard) tell(what byte) {
+func (g *Handle) tell(what byte) {
 	if g.process == nil {
 		return
 	}
@@ -192,9 +195,9 @@ func (g *guard) tell(what byte) {
 	}
 }
 
-// beat gives a sign of life. It ends a guardian that has left too many of them without an answer: one that is stopped is
+// Beat gives a sign of life. It ends a guardian that has left too many of them without an answer: one that is stopped is
 // none.
-func (g *guard) beat() {
+func (g *Handle) Beat() {
 	if g == nil {
 		return
 	}
@@ -212,8 +215,8 @@ func (g *guard) beat() {
 	g.tell(sayAlive)
 }
 
-// pause ends the signs of life: from here on only the daemon's death counts.
-func (g *guard) pause() {
+// Pause ends the signs of life: from here on only the daemon's death counts.
+func (g *Handle) Pause() {
 	if g == nil {
 		return
 	}
@@ -223,8 +226,8 @@ func (g *guard) pause() {
 	g.tell(sayPause)
 }
 
-// dismiss ends the guardian, which has nothing to do any more, and waits for that.
-func (g *guard) dismiss() {
+// Dismiss ends the guardian, which has nothing to do any more, and waits for that.
+func (g *Handle) Dismiss() {
 	g.mu.Lock()
 	g.stopping = true
 	close(g.stop)
@@ -234,7 +237,7 @@ func (g *guard) dismiss() {
 	select {
 	case <-g.done:
 		return
-	case <-time.After(guardianStop):
+	case <-time.After(stopLimit):
 	}
 	if process != nil {
 		_ = process.Kill()
@@ -242,16 +245,16 @@ func (g *guard) dismiss() {
 	<-g.done
 }
 
-// awakened is poked when the guardian has put the resolver file back because this daemon seemed to hang.
-func (g *guard) awakened() <-chan struct{} {
+// Awakened is poked when the guardian has put the resolver file back because this daemon seemed to hang.
+func (g *Handle) Awakened() <-chan struct{} {
 	if g == nil {
 		return nil
 	}
 	return g.restored
 }
 
-// report says for status how the guardian is; nil without one.
-func (g *guard) report() (entry *status.Guardian, problem string) {
+// Report says for status how the guardian is; nil without one.
+func (g *Handle) Report() (entry *status.Guardian, problem string) {
 	if g == nil {
 		return nil, ""
 	}

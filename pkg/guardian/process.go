@@ -1,6 +1,6 @@
 //go:build linux
 
-package daemon
+package guardian
 
 import (
 	"context"
@@ -18,21 +18,13 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/config"
-	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/host"
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/internal/safefile"
-	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/resolvconf"
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/rundir"
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/state"
 )
 
-// The guardian is a second process of this program that waits for the daemon's death. It puts the resolver file back
-// when the daemon has died, whatever killed it, and when it hangs. It leaves programs, pins and sysctls as they are: the
-// kernel goes on steering, and the next attach takes over.
-//
-// Daemon and guardian hold the two ends of a stream socket. It is the lifeline: the kernel closes it with either of them.
-
-// GuardianCommand is the command by which this program is started as a guardian. It is the daemon's alone.
-const GuardianCommand = "guardian"
+// Command is the command by which this program is started as a guardian. It is the daemon's alone.
+const Command = "guardian"
 
 // What daemon and guardian tell each other, one octet each.
 const (
@@ -44,7 +36,28 @@ const (
 	sayRestored = 'R' // guardian: you seemed to hang, the original is in place
 )
 
+// Restorer puts the resolver file back.
+type Restorer interface {
+	// Needed looks without a lock whether there is anything to put back: who came before us may have done so and gone, and
+	// nothing must come up again that is gone.
+	Needed() bool
+	// Restore puts the file back of a daemon that is dead. The caller has the host's lock.
+	Restore() (done []string, err error)
+	// Suspend puts it back beside a daemon that hangs.
+	Suspend() (done []string, err error)
+}
+
 const (
+	// retry is how often a file that could not be restored is tried again, lookAgain how often a lock that somebody has.
+	retry     = time.Second
+	lookAgain = 20 * time.Millisecond
+
+	// maxRecord bounds a record that is read, in octets.
+	maxRecord = 1 << 20
+
+	// Heartbeat is how often a daemon gives a sign of life.
+	Heartbeat = time.Second
+
 	// hangLimit is how many heartbeats in a row may fail to come until the daemon is taken for hanging. It is more than
 	// host.HeartbeatLimit: by then the kernel has the fallback already, and nobody waits for the file.
 	hangLimit = 5
@@ -53,12 +66,12 @@ const (
 	lifelineFD = 3
 	pidFD      = 4 // of the daemon, pidfd_open(2)
 
-	// guardianComm is a guardian's name in lists of processes. It must not be a daemon's.
-	guardianComm = "k2s-guardian"
+	// comm is a guardian's name in lists of processes. It must not be a daemon's.
+	comm = "k2s-guardian"
 )
 
-// guardianRecord is the file, in the run directory, by which a guardian tells who it is and what it has done.
-type guardianRecord struct {
+// Record is the file, in the run directory, by which a guardian tells who it is and what it has done.
+type Record struct {
 	PID      int        `json:"pid"`
 	Daemon   int        `json:"daemon"`
 	Restored *time.Time `json:"restored,omitempty"`
@@ -66,25 +79,25 @@ type guardianRecord struct {
 	Outcome  []string   `json:"outcome,omitempty"`
 }
 
-func readGuardianRecord(c config.Config) (guardianRecord, error) {
-	var record guardianRecord
-	content, err := safefile.ReadFile(context.Background(), rundir.Guardian(c), maxOrder)
+func ReadRecord(c config.Config) (Record, error) {
+	var record Record
+	content, err := safefile.ReadFile(context.Background(), rundir.Guardian(c), maxRecord)
 	if err != nil {
 		return record, err
 	}
 	return record, json.Unmarshal(content, &record)
 }
 
-// guardianArgs are the arguments by which a guardian learns what it guards.
-func guardianArgs(c config.Config) []string {
-	return []string{GuardianCommand, "--resolv-conf", c.ResolvConf, "--state-dir", c.StateDir, "--run-dir", c.RunDir,
+// args are the arguments by which a guardian learns what it guards.
+func args(c config.Config) []string {
+	return []string{Command, "--resolv-conf", c.ResolvConf, "--state-dir", c.StateDir, "--run-dir", c.RunDir,
 		"--log-level", c.LogLevel}
 }
 
-// ParseGuardian is the other end of guardianArgs.
-func ParseGuardian(args []string) (config.Config, error) {
+// Parse is the other end of args.
+func Parse(args []string) (config.Config, error) {
 	c := config.Default()
-	flags := flag.NewFlagSet(GuardianCommand, flag.ContinueOnError)
+	flags := flag.NewFlagSet(Command, flag.ContinueOnError)
 	flags.SetOutput(new(strings.Builder)) // the error says it
 	flags.StringVar(&c.ResolvConf, "resolv-conf", c.ResolvConf, "")
 	flags.StringVar(&c.StateDir, "state-dir", c.StateDir, "")
@@ -96,31 +109,32 @@ func ParseGuardian(args []string) (config.Config, error) {
 	return c, c.Validate()
 }
 
-// guardian is the state of that process.
-type guardian struct {
-	config config.Config
-	log    *zap.Logger
-	flush  func() // writes the log out
+// process is the state of that process.
+type process struct {
+	config   config.Config
+	restorer Restorer
+	log      *zap.Logger
+	flush    func() // writes the log out
 
-	record   guardianRecord
+	record   Record
 	watching bool // signs of life are expected
 	silent   int  // heartbeats that did not come
 	hangs    bool // and the file has been put back for that
 	failure  string
 }
 
-// Guard is the guardian's main function: it returns when there is nothing left to guard. The log should go to memory,
+// Run is the guardian's main function: it returns when there is nothing left to guard. The log should go to memory,
 // and flush write it out: a reader of standard error that has stopped reading must not hold up the restoration.
-func Guard(c config.Config, log *zap.Logger, flush func()) error {
+func Run(c config.Config, restorer Restorer, log *zap.Logger, flush func()) error {
 	// They are meant for the daemon, which tells us what it made of them; and whoever reads our log may be gone.
 	signal.Ignore(unix.SIGHUP, unix.SIGINT, unix.SIGTERM, unix.SIGPIPE)
 	for _, fd := range []int{lifelineFD, pidFD} {
 		if _, err := unix.FcntlInt(uintptr(fd), unix.F_GETFD, 0); err != nil {
-			return fmt.Errorf("%s: it is started by the daemon alone: use k2s-dnsbpf attach", GuardianCommand)
+			return fmt.Errorf("%s: it is started by the daemon alone: use k2s-dnsbpf attach", Command)
 		}
 		unix.CloseOnExec(fd)
 	}
-	g := &guardian{config: c, log: log, flush: flush, record: guardianRecord{PID: os.Getpid(), Daemon: os.Getppid()}}
+	g := &process{config: c, restorer: restorer, log: log, flush: flush, record: Record{PID: os.Getpid(), Daemon: os.Getppid()}}
 	g.disguise()
 	g.save()
 	if err := tell(lifelineFD, sayReady); err != nil {
@@ -137,8 +151,8 @@ func Guard(c config.Config, log *zap.Logger, flush func()) error {
 
 // disguise makes the process what it should be to others: known by name, and the last that the kernel's memory killer
 // takes. Neither is worth an error: in a container the second may not be allowed.
-func (g *guardian) disguise() {
-	for path, value := range map[string]string{"/proc/self/comm": guardianComm, "/proc/self/oom_score_adj": "-1000"} {
+func (g *process) disguise() {
+	for path, value := range map[string]string{"/proc/self/comm": comm, "/proc/self/oom_score_adj": "-1000"} {
 		if err := os.WriteFile(path, []byte(value), 0o644); err != nil {
 			g.log.Debug("guardian", zap.String("path", path), zap.Error(err))
 		}
@@ -156,13 +170,13 @@ func tell(fd int, what byte) error {
 }
 
 // watch waits for the daemon's end. died is false if it was an orderly one.
-func (g *guardian) watch() (died bool, err error) {
+func (g *process) watch() (died bool, err error) {
 	for {
 		// A second at a time: after a time in which nobody ran, such as a frozen control group, the daemon gets the time
 		// to say something.
 		timeout := -1
 		if g.watching {
-			timeout = int(heartbeat.Milliseconds())
+			timeout = int(Heartbeat.Milliseconds())
 		}
 		fds := []unix.PollFd{{Fd: lifelineFD, Events: unix.POLLIN}, {Fd: pidFD, Events: unix.POLLIN}}
 		n, err := unix.Poll(fds, timeout)
@@ -190,7 +204,7 @@ func (g *guardian) watch() (died bool, err error) {
 }
 
 // listen takes what the daemon says.
-func (g *guardian) listen() (goodbye, closed bool) {
+func (g *process) listen() (goodbye, closed bool) {
 	buffer := make([]byte, 64)
 	for {
 		n, _, err := unix.Recvfrom(lifelineFD, buffer, unix.MSG_DONTWAIT)
@@ -216,7 +230,7 @@ func (g *guardian) listen() (goodbye, closed bool) {
 }
 
 // hear takes a sign of life.
-func (g *guardian) hear() {
+func (g *process) hear() {
 	g.watching, g.silent = true, 0
 	if err := tell(lifelineFD, sayHeard); err != nil {
 		g.log.Debug("no answer to a sign of life", zap.Error(err))
@@ -232,12 +246,12 @@ func (g *guardian) hear() {
 
 // silence counts a heartbeat that did not come, and puts the file back if it is one too many. The daemon has the lock and
 // the journal open, so the record stays for it: when it runs again it takes the file over again.
-func (g *guardian) silence() {
+func (g *process) silence() {
 	if g.silent++; g.silent < hangLimit || g.hangs {
 		return
 	}
 	defer g.flush()
-	done, err := host.SuspendResolver(g.config, g.log)
+	done, err := g.restorer.Suspend()
 	if err != nil {
 		g.fail("the daemon hangs", err)
 		return
@@ -251,8 +265,8 @@ func (g *guardian) silence() {
 
 // outlive puts the file back after the daemon's death. It gives up only when there is nothing left to do, or when another
 // guardian has the task.
-func (g *guardian) outlive() {
-	for g.needed() {
+func (g *process) outlive() {
+	for g.restorer.Needed() {
 		lock, err := state.TryLock(rundir.Lock(g.config))
 		if errors.Is(err, state.ErrLocked) {
 			// A restore or a detach is at work, or an attach that will have a guardian of its own.
@@ -265,7 +279,7 @@ func (g *guardian) outlive() {
 		if err != nil {
 			g.log.Warn("no lock: restoring without it", zap.Error(err))
 		}
-		done, err := host.RestoreLocked(g.config, g.log)
+		done, err := g.restorer.Restore()
 		if err == nil {
 			g.hangs = false
 			g.restored("the daemon is dead", done)
@@ -275,35 +289,17 @@ func (g *guardian) outlive() {
 		_ = lock.Unlock()
 		g.fail("the daemon is dead", err)
 		g.flush()
-		time.Sleep(restoreRetry)
+		time.Sleep(retry)
 	}
-}
-
-// needed looks without a lock whether there is anything to put back: who came before us may have done so and gone, and
-// nothing must come up again that is gone.
-func (g *guardian) needed() bool {
-	journal, err := state.Open(g.config.StateDir)
-	if err != nil {
-		return true
-	}
-	if len(resolvconf.RecordedPaths(journal)) > 0 {
-		return true
-	}
-	manager, err := resolvconf.New(resolvconf.Options{Path: g.config.ResolvConf, StateDir: g.config.StateDir, Journal: journal})
-	if err != nil {
-		return true
-	}
-	now, err := manager.State()
-	return err != nil || now == resolvconf.StateOurs
 }
 
 // replaced reports whether another guardian has come since.
-func (g *guardian) replaced() bool {
-	record, err := readGuardianRecord(g.config)
+func (g *process) replaced() bool {
+	record, err := ReadRecord(g.config)
 	return err == nil && record.PID != g.record.PID
 }
 
-func (g *guardian) restored(why string, done []string) {
+func (g *process) restored(why string, done []string) {
 	now := time.Now().UTC().Truncate(time.Millisecond)
 	g.record.Restored, g.record.Hangs, g.record.Outcome = &now, g.hangs, done
 	g.log.Warn("guardian: "+why, zap.Int("pid", g.record.Daemon), zap.Strings("done", done))
@@ -311,7 +307,7 @@ func (g *guardian) restored(why string, done []string) {
 }
 
 // fail logs a failure, once for many.
-func (g *guardian) fail(why string, err error) {
+func (g *process) fail(why string, err error) {
 	if text := err.Error(); text != g.failure {
 		g.failure = text
 		g.log.Error("guardian: "+why+": resolver not restored, trying on", zap.Error(err))
@@ -319,7 +315,7 @@ func (g *guardian) fail(why string, err error) {
 }
 
 // save writes the record. Without it, only status knows less.
-func (g *guardian) save() {
+func (g *process) save() {
 	content, err := json.Marshal(g.record)
 	if err == nil {
 		err = state.WriteFile(rundir.Guardian(g.config), append(content, '\n'), 0o644)
@@ -329,7 +325,7 @@ func (g *guardian) save() {
 	}
 }
 
-// isGuardian tells a guardian that has the lock from a daemon.
-func isGuardian(pid int) bool {
-	return rundir.NameOf(pid) == guardianComm
+// Is tells a guardian that has the lock from a daemon.
+func Is(pid int) bool {
+	return rundir.NameOf(pid) == comm
 }

@@ -1,8 +1,9 @@
 //go:build linux
 
-package daemon
+package guardian
 
 import (
+	"reflect"
 	"testing"
 
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/config"
@@ -12,16 +13,16 @@ import (
 func TestGuardianArguments(t *testing.T) {
 	c := config.Default()
 	c.ResolvConf, c.StateDir, c.RunDir, c.LogLevel = "/a/resolv.conf", "/b", "/c d", "debug"
-	args := guardianArgs(c)
-	if args[0] != GuardianCommand {
+	args := args(c)
+	if args[0] != Command {
 		t.Errorf("the command is %q", args[0])
 	}
-	got, err := ParseGuardian(args[1:])
-	if err != nil || !sameSettings(got, c) {
+	got, err := Parse(args[1:])
+	if err != nil || !reflect.DeepEqual(got, c) {
 		t.Errorf("%v became %+v %v", args, got, err)
 	}
 	for _, bad := range [][]string{{"--nope"}, {"--state-dir", "relative"}, {"--run-dir"}} {
-		if _, err := ParseGuardian(bad); err == nil {
+		if _, err := Parse(bad); err == nil {
 			t.Errorf("%v is taken", bad)
 		}
 	}
