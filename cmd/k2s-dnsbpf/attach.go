@@ -12,6 +12,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/config"
+	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/control"
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/daemon"
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/rundir"
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/status"
@@ -78,13 +79,13 @@ func attachOrReload(ctx context.Context, c config.Config) (said string, err erro
 		if !errors.Is(err, rundir.ErrAttached) {
 			return said, err
 		}
-		changed, err := daemon.Reload(ctx, c)
+		changed, err := control.Reload(ctx, c)
 		switch {
 		case err == nil && changed:
 			return "already attached: went over to the new settings", nil
 		case err == nil:
 			return "already attached", nil
-		case !errors.Is(err, daemon.ErrNotServing):
+		case !errors.Is(err, control.ErrNotServing):
 			return "", err
 		}
 		select {

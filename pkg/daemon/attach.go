@@ -19,6 +19,7 @@ import (
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/discovery"
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/forwarder"
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/guardian"
+	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/handover"
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/host"
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/plan"
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/resolvconf"
@@ -105,16 +106,17 @@ func (d *Daemon) openForwarder(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	sockets, inherited, err := d.inherit()
+	predecessor, sockets, inherited, err := handover.Inherit(d.now.config.RunDir)
 	if err != nil {
 		return err
 	}
+	d.predecessor = predecessor
 	var listen []netip.AddrPort
 	if listen, err = d.freeAddresses(ctx, facts, inherited); err == nil {
 		d.forwarder, err = forwarder.New(forwarder.Options{Listen: listen, MaxSockets: socketLimit(), Logger: d.log.Named("forwarder")})
 	}
 	if err != nil {
-		return errors.Join(err, closeAll(sockets))
+		return errors.Join(err, handover.CloseAll(sockets))
 	}
 	d.forwarder.Adopt(sockets)
 	d.now.desired.Listen = listen

@@ -16,10 +16,12 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/config"
+	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/control"
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/datapath"
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/discovery"
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/forwarder"
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/guardian"
+	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/handover"
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/host"
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/netdev"
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/plan"
@@ -60,12 +62,11 @@ type Daemon struct {
 	reloads  chan *reload
 	detaches chan detaching
 
-	predecessor *lingerer     // which the forwarder has its sockets from; nil without
-	linger      time.Duration // after the end, if a detach asked for that
-	lingering   *lingering
+	predecessor *handover.Predecessor // which the forwarder has its sockets from; nil without
+	linger      time.Duration         // after the end, if a detach asked for that
+	lingering   *handover.Lingering
 
-	published published
-	seen      atomic.Pointer[attachment]
+	seen atomic.Pointer[attachment]
 
 	// For the goroutine of Run alone.
 	now       attachment
@@ -103,7 +104,7 @@ func (d *Daemon) Run(ctx context.Context, ready func(status.Report)) error {
 	}
 	rundir.SetName(rundir.Name)
 	err := d.run(ctx, ready)
-	return errors.Join(err, d.lingering.run(ctx))
+	return errors.Join(err, d.lingering.Run(ctx))
 }
 
 func (d *Daemon) run(ctx context.Context, ready func(status.Report)) (err error) {
@@ -117,7 +118,7 @@ func (d *Daemon) run(ctx context.Context, ready func(status.Report)) (err error)
 	defer func() { d.now.source.stop() }()
 	defer d.dismissGuardian()
 	defer func() { err = errors.Join(err, d.detach(context.WithoutCancel(ctx))) }()
-	defer func() { d.predecessor.close() }()
+	defer func() { d.predecessor.Close() }()
 
 	if err := d.attach(ctx); err != nil {
 		if ctx.Err() != nil {
@@ -127,14 +128,16 @@ func (d *Daemon) run(ctx context.Context, ready func(status.Report)) (err error)
 	}
 	// Before ready: whoever hears of that may ask for the status at once.
 	d.keepResolver()
-	control, err := d.listenControl()
+	server, err := control.Listen(d.now.config, d, d.version, d.log)
 	if err != nil {
 		return err
 	}
-	defer control.Close()
-	d.succeed()
+	defer server.Close()
+	if err := d.predecessor.Succeed(d.now.config.RunDir); err != nil {
+		d.log.Warn("handover", zap.Error(err))
+	}
 	d.log.Info("attached", zap.Strings("zones", plan.ZoneNames(d.now.desired.Zones)), zap.Stringers("upstreams", d.now.desired.Forward.Upstreams))
-	ready(d.report())
+	ready(d.Report())
 	return d.serve(ctx)
 }
 
@@ -152,7 +155,7 @@ func (d *Daemon) acquire() error {
 	if err := os.Remove(rundir.Guardian(d.now.config)); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return errors.Join(fmt.Errorf("remove a guardian's record: %w", err), d.release())
 	}
-	if err := forgetDeadLingerer(d.now.config.RunDir); err != nil {
+	if err := handover.ForgetDead(d.now.config.RunDir); err != nil {
 		return errors.Join(err, d.release())
 	}
 	d.journal, err = host.OpenJournal(d.now.config, d.log)

@@ -14,7 +14,9 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/config"
+	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/control"
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/guardian"
+	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/handover"
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/host"
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/plan"
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/resolvconf"
@@ -165,7 +167,7 @@ func Detach(ctx context.Context, c config.Config, log *zap.Logger) (done []strin
 			done = append(done, line)
 		}
 	}
-	said, lingerErr := endLingering(c)
+	said, lingerErr := handover.End(c)
 	if said != "" {
 		done = append(done, said)
 	}
@@ -196,11 +198,11 @@ func end(ctx context.Context, pid int, c config.Config) (done []string, err erro
 	if now, _ := state.Holder(rundir.Lock(c)); now != pid {
 		return nil, rundir.Terminate(pid) // an orphan
 	}
-	done, err = requestDetach(ctx, c)
+	done, err = control.Detach(ctx, c)
 	switch {
-	case err == nil, errors.Is(err, errNoDaemon):
+	case err == nil, errors.Is(err, control.ErrNoDaemon):
 		return done, nil
-	case errors.Is(err, errStays):
+	case errors.Is(err, control.ErrStays):
 		return nil, fmt.Errorf("detach: %w", err)
 	}
 	if now, held := state.Holder(rundir.Lock(c)); !held || now != pid {
@@ -212,10 +214,10 @@ func end(ctx context.Context, pid int, c config.Config) (done []string, err erro
 // awaitLocks waits for the locks of a process that is to end, 0 for none. One that is stopped meanwhile is continued.
 func awaitLocks(ctx context.Context, c config.Config, pid int) (*rundir.Owned, error) {
 	for {
-		trying, cancel := context.WithTimeout(ctx, controlTimeout)
+		trying, cancel := context.WithTimeout(ctx, control.Timeout)
 		owned, err := rundir.Await(trying, c)
 		cancel()
-		if err == nil && pid != 0 && rundir.Orphan(c) == pid && !rundir.AwaitEnd(pid, controlTimeout) {
+		if err == nil && pid != 0 && rundir.Orphan(c) == pid && !rundir.AwaitEnd(pid, control.Timeout) {
 			err = errors.Join(fmt.Errorf("process %d: %w", pid, state.ErrLocked), owned.Release())
 		}
 		if !errors.Is(err, state.ErrLocked) || ctx.Err() != nil {

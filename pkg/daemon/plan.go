@@ -11,10 +11,12 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/config"
+	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/handover"
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/host"
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/resolvconf"
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/rundir"
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/state"
+	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/status"
 )
 
 // Plan says what an attach with this configuration would do, one line for each step, and fails where that would fail.
@@ -38,7 +40,7 @@ func Plan(ctx context.Context, c config.Config, log *zap.Logger) (lines []string
 	}
 	defer func() {
 		d.now.source.stop()
-		d.predecessor.close()
+		d.predecessor.Close()
 		if d.forwarder != nil {
 			_ = d.forwarder.Shutdown(ctx)
 		}
@@ -83,13 +85,14 @@ func PlanDetach(c config.Config) (lines []string, err error) {
 		lines = append(lines, fmt.Sprintf("end the daemon, process %d", pid))
 	}
 	lines = append(lines, host.DescribeUndo(journal)...)
-	if l, err := dialLingerer(c.RunDir); err == nil && l != nil {
-		l.close()
+	var lingers status.Report
+	handover.Report(&lingers, c)
+	if l := lingers.Lingering; l != nil {
+		what := "leave"
 		if c.Linger == 0 {
-			lines = append(lines, fmt.Sprintf("end process %d, which lingers", l.pid))
-		} else {
-			lines = append(lines, fmt.Sprintf("leave process %d, which lingers", l.pid))
+			what = "end"
 		}
+		lines = append(lines, fmt.Sprintf("%s process %d, which lingers", what, l.PID))
 	}
 	if len(lines) == 0 {
 		lines = []string{"nothing: not attached"}

@@ -8,15 +8,12 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"net/http"
-	"path/filepath"
 
 	"go.uber.org/zap"
 
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/config"
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/discovery"
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/plan"
-	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/rundir"
 )
 
 // ErrNeedsDetach is returned by Reload for a setting that can't change while attached.
@@ -30,48 +27,7 @@ type reload struct {
 	done     chan error
 }
 
-// reloadResult is what the control socket answers.
-type reloadResult struct {
-	Changed bool   `json:"changed"`
-	Error   string `json:"error,omitempty"`
-}
-
-// Reload gives new settings to the running daemon, which goes over to them without losing a query. changed is false if
-// it has them already. Without a daemon that takes orders, or any more, it fails with ErrNotServing.
-func Reload(ctx context.Context, c config.Config) (changed bool, err error) {
-	body, err := json.Marshal(c)
-	if err != nil {
-		return false, fmt.Errorf("encode settings: %w", err)
-	}
-	var result reloadResult
-	// First: one that hangs is not waited for as long as new settings may take.
-	err = askDaemon(ctx, c, controlTimeout, http.MethodGet, "/status", nil, new(json.RawMessage))
-	if err == nil {
-		err = askDaemon(ctx, c, c.Wait+controlTimeout, http.MethodPost, "/reload", body, &result)
-	}
-	switch {
-	case errors.Is(err, errNoDaemon):
-		return false, ErrNotServing
-	case errors.Is(err, errHangs):
-		return false, fmt.Errorf("attached already, and %w: see %s, or end it with k2s-dnsbpf detach", err, filepath.Join(c.RunDir, rundir.LogFile))
-	case err != nil:
-		return false, err
-	}
-	if result.Error != "" {
-		return false, errors.New(result.Error)
-	}
-	return result.Changed, nil
-}
-
-func (d *Daemon) handleReload(ctx context.Context, c config.Config) reloadResult {
-	changed, err := d.Reload(ctx, c)
-	if err != nil {
-		return reloadResult{Error: err.Error()}
-	}
-	return reloadResult{Changed: changed}
-}
-
-// Reload is the function of that name, for this very process, once Run has called ready. It may be called concurrently.
+// Reload implements control.Handler. It may be called once Run has called ready.
 func (d *Daemon) Reload(ctx context.Context, c config.Config) (changed bool, err error) {
 	seen := d.seen.Load()
 	if sameSettings(c, seen.config) && !seen.source.Outdated() {

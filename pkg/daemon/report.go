@@ -7,7 +7,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"net/http"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -16,7 +15,9 @@ import (
 	"time"
 
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/config"
+	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/control"
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/guardian"
+	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/handover"
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/host"
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/plan"
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/resolvconf"
@@ -25,8 +26,8 @@ import (
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/status"
 )
 
-// report is what there is to say now. Files and the kernel are read by whoever asks, and hold up nobody else.
-func (d *Daemon) report() status.Report {
+// Report implements control.Handler: what there is to say now. Files and the kernel are read by whoever asks, and hold up nobody else.
+func (d *Daemon) Report() status.Report {
 	seen := d.seen.Load()
 	report := d.known(seen)
 	fillResolver(&report, d.resolver, seen.config, d.keeper, "")
@@ -171,7 +172,7 @@ func texts(addresses []netip.Addr) (texts []string) {
 // Status reports on this host: what the daemon says if it answers, else what can be seen without it.
 func Status(ctx context.Context, c config.Config) (status.Report, error) {
 	var report status.Report
-	err := askDaemon(ctx, c, controlTimeout, http.MethodGet, "/status", nil, &report)
+	report, err := control.Status(ctx, c)
 	if err == nil {
 		return report, nil
 	}
@@ -179,13 +180,13 @@ func Status(ctx context.Context, c config.Config) (status.Report, error) {
 	switch {
 	case ctx.Err() != nil:
 		return status.Report{}, err
-	case errors.Is(err, errNoDaemon) && rundir.Orphan(c) != 0:
+	case errors.Is(err, control.ErrNoDaemon) && rundir.Orphan(c) != 0:
 		remedy = "run k2s-dnsbpf detach, which finds it, and attach again"
 		problem = fmt.Sprintf("the daemon, process %d, can't be asked: its run or state directory is another one or was removed: %s", rundir.Orphan(c), remedy)
-	case errors.Is(err, errNoDaemon):
+	case errors.Is(err, control.ErrNoDaemon):
 		remedy = "run k2s-dnsbpf attach again, or detach"
 		problem = "the daemon is dead: " + remedy
-	case errors.Is(err, ErrNotServing):
+	case errors.Is(err, control.ErrNotServing):
 		remedy = "ask again when it has ended"
 		problem = "an attach or detach is at work: " + remedy
 	default:
@@ -233,7 +234,7 @@ func Status(ctx context.Context, c config.Config) (status.Report, error) {
 		report.Problems = append(report.Problems, problem)
 	}
 	fillGuardian(&report, c)
-	fillLingering(&report, c)
+	handover.Report(&report, c)
 	fillResolver(&report, manager, c, nil, remedy)
 	host.ReportDatapath(&report, c, journal)
 	slices.Sort(report.Problems)

@@ -6,17 +6,16 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net/http"
 	"time"
 
 	"go.uber.org/zap"
 
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/config"
+	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/control"
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/host"
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/resolvconf"
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/rundir"
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/state"
-	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/status"
 )
 
 // ErrInUse is returned by Restore beside a daemon that works: it would take the file over again.
@@ -50,8 +49,8 @@ func Restore(ctx context.Context, c config.Config, log *zap.Logger) (done []stri
 		}
 		select {
 		case <-ctx.Done():
-			return nil, fmt.Errorf("restore: %w", ErrNotServing)
-		case <-time.After(lookAgain):
+			return nil, fmt.Errorf("restore: %w", control.ErrNotServing)
+		case <-time.After(control.LookAgain):
 		}
 	}
 }
@@ -59,14 +58,13 @@ func Restore(ctx context.Context, c config.Config, log *zap.Logger) (done []stri
 // restoreBeside decides what to do while somebody else has the lock. It decides nothing if that one is an attach, a
 // detach, a restore or a guardian at work.
 func restoreBeside(ctx context.Context, c config.Config, log *zap.Logger) (decided bool, done []string, err error) {
-	var report status.Report
-	err = askDaemon(ctx, c, controlTimeout, http.MethodGet, "/status", nil, &report)
+	report, err := control.Status(ctx, c)
 	switch {
 	case err == nil && report.Resolver.State == string(resolvconf.StateOriginal):
 		return true, nil, nil
 	case err == nil:
 		return true, nil, fmt.Errorf("restore: %w (process %d): run k2s-dnsbpf detach, which restores it first", ErrInUse, report.PID)
-	case errors.Is(err, errNoDaemon), errors.Is(err, ErrNotServing):
+	case errors.Is(err, control.ErrNoDaemon), errors.Is(err, control.ErrNotServing):
 		return false, nil, nil
 	case ctx.Err() != nil:
 		return true, nil, fmt.Errorf("restore: %w", err)

@@ -176,6 +176,9 @@ func Terminate(pid int) error {
 
 // Signal sends a signal. One that has ended gets none, which is no error.
 func Signal(pid int, signal unix.Signal) error {
+	if pid <= 0 { // kill(2) would take that for a group
+		return errors.New("the process can't be seen from here: run this where it was started, such as in its container")
+	}
 	if err := unix.Kill(pid, signal); err != nil && !errors.Is(err, unix.ESRCH) {
 		return fmt.Errorf("send %s to process %d: %w", unix.SignalName(signal), pid, err)
 	}

@@ -21,34 +21,38 @@ const module = "github.com/k2s-dnsbpf/k2s-dnsbpf/"
 var root = filepath.Join("..", "..", "..")
 
 // leaves are for every room.
-var leaves = []string{"pkg/internal/errno", "pkg/internal/safefile", "pkg/internal/say"}
+var leaves = []string{"pkg/internal/errno", "pkg/internal/peer", "pkg/internal/safefile", "pkg/internal/say"}
 
 // rooms says which packages of ours, besides leaves, each package may import, on whichever operating system. Rooms below the daemon know
 // only leaves; the daemon joins them. Packages of the test module need no row if they import none of ours.
 var rooms = map[string][]string{
-	"cmd/k2s-dnsbpf":           {"pkg/config", "pkg/daemon", "pkg/diagnose", "pkg/guardian", "pkg/host", "pkg/rundir", "pkg/status"},
-	"pkg/config":               {},
-	"pkg/daemon":               {"pkg/config", "pkg/datapath", "pkg/diagnose", "pkg/discovery", "pkg/forwarder", "pkg/guardian", "pkg/host", "pkg/netdev", "pkg/plan", "pkg/resolvconf", "pkg/rundir", "pkg/state", "pkg/status"},
-	"pkg/datapath":             {},
-	"pkg/diagnose":             {"pkg/config", "pkg/status"},
-	"pkg/discovery":            {},
-	"pkg/forwarder":            {},
-	"pkg/guardian":             {"pkg/config", "pkg/rundir", "pkg/state", "pkg/status"},
-	"pkg/host":                 {"pkg/config", "pkg/datapath", "pkg/discovery", "pkg/netdev", "pkg/plan", "pkg/resolvconf", "pkg/rundir", "pkg/state", "pkg/status"},
-	"pkg/internal/archtest":    {},
-	"pkg/internal/errno":       {},
-	"pkg/internal/pktgen":      {},
-	"pkg/internal/safefile":    {},
-	"pkg/internal/sample":      {},
-	"pkg/internal/say":         {},
-	"pkg/netdev":               {},
-	"pkg/plan":                 {"pkg/config", "pkg/discovery", "pkg/status"},
-	"pkg/resolvconf":           {"pkg/state", "pkg/state/hostfs"},
-	"pkg/rundir":               {"pkg/config", "pkg/state"},
-	"pkg/state":                {"pkg/state/hostfs"},
-	"pkg/state/hostfs":         {},
-	"pkg/state/hostfs/faultfs": {"pkg/state/hostfs"},
-	"pkg/status":               {},
+	"cmd/k2s-dnsbpf":             {"pkg/config", "pkg/control", "pkg/daemon", "pkg/diagnose", "pkg/guardian", "pkg/host", "pkg/rundir", "pkg/status"},
+	"pkg/config":                 {},
+	"pkg/control":                {"pkg/config", "pkg/rundir", "pkg/state", "pkg/status"},
+	"pkg/daemon":                 {"pkg/config", "pkg/control", "pkg/datapath", "pkg/diagnose", "pkg/discovery", "pkg/forwarder", "pkg/guardian", "pkg/handover", "pkg/host", "pkg/netdev", "pkg/plan", "pkg/resolvconf", "pkg/rundir", "pkg/state", "pkg/status"},
+	"pkg/datapath":               {},
+	"pkg/diagnose":               {"pkg/config", "pkg/status"},
+	"pkg/discovery":              {},
+	"pkg/forwarder":              {},
+	"pkg/guardian":               {"pkg/config", "pkg/rundir", "pkg/state", "pkg/status"},
+	"pkg/handover":               {"pkg/config", "pkg/forwarder", "pkg/rundir", "pkg/state", "pkg/status"}, // the forwarder's sockets are what is handed over
+	"pkg/host":                   {"pkg/config", "pkg/datapath", "pkg/discovery", "pkg/netdev", "pkg/plan", "pkg/resolvconf", "pkg/rundir", "pkg/state", "pkg/status"},
+	"pkg/internal/archtest":      {},
+	"pkg/internal/errno":         {},
+	"pkg/internal/peer":          {},
+	"pkg/internal/peer/peertest": {},
+	"pkg/internal/pktgen":        {},
+	"pkg/internal/safefile":      {},
+	"pkg/internal/sample":        {},
+	"pkg/internal/say":           {},
+	"pkg/netdev":                 {},
+	"pkg/plan":                   {"pkg/config", "pkg/discovery", "pkg/status"},
+	"pkg/resolvconf":             {"pkg/state", "pkg/state/hostfs"},
+	"pkg/rundir":                 {"pkg/config", "pkg/state"},
+	"pkg/state":                  {"pkg/state/hostfs"},
+	"pkg/state/hostfs":           {},
+	"pkg/state/hostfs/faultfs":   {"pkg/state/hostfs"},
+	"pkg/status":                 {},
 
 	"test/bench":      {"test/lab"},
 	"test/cluster":    {"test/lab"},
@@ -58,7 +62,7 @@ var rooms = map[string][]string{
 }
 
 // testLeaves are for the tests of every room.
-var testLeaves = []string{"pkg/internal/sample"}
+var testLeaves = []string{"pkg/internal/peer/peertest", "pkg/internal/sample"}
 
 // testRooms says what tests alone may import besides.
 var testRooms = map[string][]string{
@@ -69,7 +73,7 @@ var testRooms = map[string][]string{
 
 // linuxOnly are the rooms that are empty on other operating systems. All others have something in them on each of systems, and import none
 // of these there.
-var linuxOnly = []string{"pkg/daemon", "pkg/datapath", "pkg/guardian", "pkg/host", "pkg/netdev", "pkg/rundir"}
+var linuxOnly = []string{"pkg/control", "pkg/daemon", "pkg/datapath", "pkg/guardian", "pkg/handover", "pkg/host", "pkg/internal/peer", "pkg/internal/peer/peertest", "pkg/netdev", "pkg/rundir"}
 
 var systems = []string{"darwin", "linux", "windows"}
 

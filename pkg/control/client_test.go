@@ -1,6 +1,6 @@
 //go:build linux
 
-package daemon
+package control
 
 import (
 	"bufio"
@@ -21,11 +21,11 @@ import (
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/state"
 )
 
-// peer is what a control socket does with a connection; the rest is up to its closing.
-type peer func(conn *net.UnixConn)
+// counterpart is what a control socket does with a connection; the rest is up to its closing.
+type counterpart func(conn *net.UnixConn)
 
 // after reads the request, says something and closes.
-func after(say string) peer {
+func after(say string) counterpart {
 	return func(conn *net.UnixConn) {
 		if _, err := http.ReadRequest(bufio.NewReader(conn)); err == nil {
 			_, _ = conn.Write([]byte(say))
@@ -34,7 +34,7 @@ func after(say string) peer {
 }
 
 // deaths are the forms in which a daemon's end shows to whoever asks it.
-var deaths = map[string]peer{
+var deaths = map[string]counterpart{
 	"it closes at once":           func(*net.UnixConn) {},
 	"it closes, unread":           func(conn *net.UnixConn) { _, _ = conn.Read(make([]byte, 1)) },
 	"it stops to read":            func(conn *net.UnixConn) { _ = conn.CloseRead(); _, _ = conn.Write([]byte("x")) },
@@ -52,7 +52,7 @@ var deaths = map[string]peer{
 var alive = after("HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\n{\"pid\":7}")
 
 // control has a peer for each connection to come, in their order, and the last for all others.
-func control(t *testing.T, peers ...peer) config.Config {
+func control(t *testing.T, peers ...counterpart) config.Config {
 	t.Helper()
 	if os.Geteuid() != 0 {
 		t.Skip("the lock is root's")
@@ -100,7 +100,7 @@ func lockHost(t *testing.T, c config.Config) (unlock func()) {
 func askStatus(t *testing.T, c config.Config) (pid int, err error) {
 	t.Helper()
 	var report struct{ PID int }
-	err = askDaemon(t.Context(), c, controlTimeout, http.MethodGet, "/status", nil, &report)
+	err = ask(t.Context(), c, Timeout, http.MethodGet, "/status", nil, &report)
 	return report.PID, err
 }
 
@@ -111,10 +111,10 @@ func TestDaemonDiesWhileAsked(t *testing.T) {
 			t.Parallel()
 			t.Run("nobody follows", func(t *testing.T) {
 				c := control(t, death)
-				if _, err := askStatus(t, c); !errors.Is(err, errNoDaemon) {
+				if _, err := askStatus(t, c); !errors.Is(err, ErrNoDaemon) {
 					t.Errorf("ask: %v", err)
 				}
-				if report, err := Status(t.Context(), c); err != nil || report.Attached {
+				if report, err := Status(t.Context(), c); !errors.Is(err, ErrNoDaemon) {
 					t.Errorf("status: %+v, %v", report, err)
 				}
 				if _, err := Reload(t.Context(), c); !errors.Is(err, ErrNotServing) {
@@ -134,7 +134,7 @@ func TestDaemonDiesWhileAsked(t *testing.T) {
 				c := control(t, death, death, func(*net.UnixConn) { <-locked; unlock() })
 				unlock = lockHost(t, c)
 				close(locked)
-				if _, err := askStatus(t, c); !errors.Is(err, errNoDaemon) {
+				if _, err := askStatus(t, c); !errors.Is(err, ErrNoDaemon) {
 					t.Error(err)
 				}
 			})
@@ -162,7 +162,7 @@ func TestNobodyListens(t *testing.T) {
 		t.Fatal(err)
 	}
 	for range 2 {
-		if _, err := askStatus(t, c); !errors.Is(err, errNoDaemon) {
+		if _, err := askStatus(t, c); !errors.Is(err, ErrNoDaemon) {
 			t.Error(err)
 		}
 		_ = os.Remove(rundir.Control(c))
@@ -172,9 +172,9 @@ func TestNobodyListens(t *testing.T) {
 // TestDaemonHangs: one that accepts and does not read is waited for as long as agreed. It is a daemon as long as it has
 // the lock.
 func TestDaemonHangs(t *testing.T) {
-	for name, hang := range map[string]func(release <-chan struct{}) peer{
-		"accepted": func(release <-chan struct{}) peer { return func(*net.UnixConn) { <-release } },
-		"half a reply": func(release <-chan struct{}) peer {
+	for name, hang := range map[string]func(release <-chan struct{}) counterpart{
+		"accepted": func(release <-chan struct{}) counterpart { return func(*net.UnixConn) { <-release } },
+		"half a reply": func(release <-chan struct{}) counterpart {
 			return func(conn *net.UnixConn) { after("HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\n{")(conn); <-release }
 		},
 	} {
@@ -183,7 +183,7 @@ func TestDaemonHangs(t *testing.T) {
 			c := control(t, hang(release))
 			t.Cleanup(func() { close(release) })
 			unlock := lockHost(t, c)
-			if _, err := askStatus(t, c); !errors.Is(err, errHangs) {
+			if _, err := askStatus(t, c); !errors.Is(err, ErrHangs) {
 				t.Errorf("with the lock: %v", err)
 			}
 			if _, err := Reload(t.Context(), c); err == nil || !strings.Contains(err.Error(), "does not answer within 1s") {
@@ -191,11 +191,11 @@ func TestDaemonHangs(t *testing.T) {
 			}
 			ctx, cancel := context.WithCancel(t.Context())
 			cancel()
-			if err := askDaemon(ctx, c, time.Hour, http.MethodGet, "/status", nil, new(json.RawMessage)); !errors.Is(err, context.Canceled) {
+			if err := ask(ctx, c, time.Hour, http.MethodGet, "/status", nil, new(json.RawMessage)); !errors.Is(err, context.Canceled) {
 				t.Errorf("interrupted: %v", err)
 			}
 			unlock()
-			if _, err := askStatus(t, c); !errors.Is(err, errNoDaemon) {
+			if _, err := askStatus(t, c); !errors.Is(err, ErrNoDaemon) {
 				t.Errorf("without the lock: %v", err)
 			}
 		})
@@ -210,7 +210,7 @@ func TestDaemonAnswers(t *testing.T) {
 	} {
 		c := control(t, after(reply))
 		lockHost(t, c)
-		if _, err := askStatus(t, c); err == nil || errors.Is(err, errNoDaemon) || !strings.Contains(err.Error(), want) {
+		if _, err := askStatus(t, c); err == nil || errors.Is(err, ErrNoDaemon) || !strings.Contains(err.Error(), want) {
 			t.Errorf("%q: %v", reply, err)
 		}
 	}

@@ -1,6 +1,6 @@
 //go:build linux
 
-package daemon
+package control
 
 import (
 	"bufio"
@@ -33,9 +33,9 @@ func FuzzControl(f *testing.F) {
 			uid = 0
 		}
 		r = r.WithContext(context.WithValue(r.Context(), peerKey{}, uid))
-		for _, order := range []any{new(config.Config), new(detachOrder)} {
+		for _, order := range []any{new(config.Config), new(DetachOrder)} {
 			w := httptest.NewRecorder()
-			accepted := acceptOrder(w, r, order)
+			accepted := new(server).accept(w, r, order)
 			if accepted && !root {
 				t.Fatalf("%q: obeyed", raw)
 			}

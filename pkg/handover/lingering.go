@@ -1,14 +1,12 @@
 //go:build linux
 
-package daemon
+package handover
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"net"
-	"net/http"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -21,19 +19,21 @@ import (
 
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/config"
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/forwarder"
-	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/host"
+	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/internal/peer"
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/rundir"
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/state"
 )
 
-// A program that has read the resolver configuration keeps what it read: Go's resolver for up to five seconds, others
-// for longer. So after a detach, when all is put back, the daemon lingers: without the host's lock, with nothing but the
-// forwarder's sockets and the routes that it had last, it answers on. An attach in that time is like any other, but
-// that it takes duplicates of the open sockets over where it would bind to their addresses.
-//
-// The socket of the daemon that lingers is made, and removed, by the holder of the host's lock only.
-
 const (
+	// timeout bounds what the other side may take to say or to hear something.
+	timeout = time.Second
+
+	// cleanUpLimit is how long the host's lock is waited for at the end, and a process that is to end.
+	cleanUpLimit = 10 * time.Second
+
+	// DrainTimeout is how long answers of the forwarder are waited for when it ends.
+	DrainTimeout = 250 * time.Millisecond
+
 	lingerFile = "linger.sock"
 
 	// lingerMost is how many times over a daemon lingers at most, if it is asked on and on.
@@ -63,8 +63,8 @@ type lingerReply struct {
 	Error  string           `json:"error,omitempty"`
 }
 
-// lingering is a daemon's life after a detach. A nil one has ended.
-type lingering struct {
+// Lingering is a daemon's life after a detach. A nil one has ended.
+type Lingering struct {
 	server   *forwarder.Server
 	listen   []netip.AddrPort
 	log      *zap.Logger
@@ -80,103 +80,18 @@ type lingering struct {
 	taken     chan struct{}
 }
 
-// leaveForwarder ends the forwarder, or leaves it to those programs that have yet to read the restored resolver
-// configuration, if a detach wants that. The caller holds the lock.
-func (d *Daemon) leaveForwarder(ctx context.Context) {
-	if d.linger > 0 && d.now.config.Resolver == config.ResolverTakeover {
-		var err error
-		if d.lingering, err = newLingering(d.now.config.RunDir, d.forwarder, d.forwarder.Addrs(), d.linger, d.log); err == nil {
-			return
-		}
-		d.log.Warn("not lingering", zap.Error(err))
-	}
-	shutDown(ctx, d.forwarder, d.log)
-}
-
-// detachOrder is what the control socket takes, detachResult what it answers: what was done to the resolver file, a line
-// each. With an error the daemon stays attached.
-type detachOrder struct {
-	Linger time.Duration `json:"linger"`
-}
-
-type detachResult struct {
-	Done  []string `json:"done,omitempty"`
-	Error string   `json:"error,omitempty"`
-}
-
-// detachLimit is how long the resolver file may take to be put back.
-const detachLimit = 3 * time.Second
-
-// errStays is a detach that the daemon refuses.
-var errStays = errors.New("still attached")
-
-// requestDetach has the daemon end as at a signal, but linger. It returns what that one did to the resolver file.
-func requestDetach(ctx context.Context, c config.Config) (done []string, err error) {
-	body, err := json.Marshal(detachOrder{Linger: c.Linger})
-	if err != nil {
-		return nil, err
-	}
-	var result detachResult
-	err = askDaemon(ctx, c, detachLimit, http.MethodPost, "/detach", body, &result)
-	if err == nil && result.Error != "" {
-		err = fmt.Errorf("%w: %s", errStays, result.Error)
-	}
-	return result.Done, err
-}
-
-// detaching is an order on its way to serve.
-type detaching struct {
-	linger  time.Duration
-	result  chan detachResult
-	replied chan struct{} // closed when the reply is out: with serve, the control socket ends
-}
-
-// handleDetach has serve put the resolver file back and end.
-func (d *Daemon) handleDetach(w http.ResponseWriter, r *http.Request, order detachOrder) {
-	request := detaching{order.Linger, make(chan detachResult, 1), make(chan struct{})}
-	defer close(request.replied)
-	select {
-	case d.detaches <- request:
-	case <-r.Context().Done():
-		return
-	}
-	d.reply(w, <-request.result)
-	if err := http.NewResponseController(w).Flush(); err != nil {
-		d.log.Debug("reply not sent", zap.Error(err))
-	}
-}
-
-// startDetach puts the resolver file back, which is the first of a detach, and reports whether the rest is to follow: not
-// while the file can't be put back, since it would point at nobody then. Whoever asked learns why.
-func (d *Daemon) startDetach(request detaching) bool {
-	done, err := host.RestoreResolver(d.now.config, d.journal, d.log)
-	for _, line := range done {
-		d.log.Info(line)
-	}
-	if err != nil && !d.ours() {
-		err = nil // detach tells of it
-	}
-	result := detachResult{Done: done}
-	if err != nil {
-		result.Error = err.Error()
-	}
-	request.result <- result
-	select {
-	case <-request.replied:
-	case <-time.After(controlTimeout):
-	}
-	return err == nil
-}
-
-func shutDown(ctx context.Context, server *forwarder.Server, log *zap.Logger) {
-	ctx, cancel := context.WithTimeout(ctx, drainTimeout)
+// ShutDown ends a server, and what it has not answered by then is given up.
+func ShutDown(ctx context.Context, server *forwarder.Server, log *zap.Logger) {
+	ctx, cancel := context.WithTimeout(ctx, DrainTimeout)
 	defer cancel()
 	if err := server.Shutdown(ctx); err != nil {
 		log.Warn("queries given up", zap.Error(err))
 	}
 }
 
-func newLingering(runDir string, server *forwarder.Server, listen []netip.AddrPort, least time.Duration, log *zap.Logger) (*lingering, error) {
+// Linger begins to linger with a server, for so long at least. The caller has the host's lock, and calls Run when it has
+// given that back.
+func Linger(runDir string, server *forwarder.Server, least time.Duration, log *zap.Logger) (*Lingering, error) {
 	path := filepath.Join(runDir, lingerFile)
 	if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return nil, err
@@ -193,8 +108,8 @@ func newLingering(runDir string, server *forwarder.Server, listen []netip.AddrPo
 	if err != nil {
 		return nil, errors.Join(err, listener.Close())
 	}
-	l := &lingering{
-		server: server, listen: listen, log: log, runDir: runDir, listener: listener, file: file,
+	l := &Lingering{
+		server: server, listen: server.Addrs(), log: log, runDir: runDir, listener: listener, file: file,
 		begun: time.Now(), least: least, taken: make(chan struct{}, 1),
 	}
 	l.lastQuery.Store(&l.begun)
@@ -202,8 +117,8 @@ func newLingering(runDir string, server *forwarder.Server, listen []netip.AddrPo
 	return l, nil
 }
 
-// run lingers until that is of no more use, or a new daemon has taken the sockets over, or ctx ends.
-func (l *lingering) run(ctx context.Context) error {
+// Run lingers until that is of no more use, or a new daemon has taken the sockets over, or ctx ends.
+func (l *Lingering) Run(ctx context.Context) error {
 	if l == nil {
 		return nil
 	}
@@ -214,15 +129,15 @@ func (l *lingering) run(ctx context.Context) error {
 		retirement, cancel := context.WithTimeout(ctx, lingerMost*l.least)
 		defer cancel()
 		l.server.Retire(retirement)
-		shutDown(context.WithoutCancel(ctx), l.server, l.log)
+		ShutDown(context.WithoutCancel(ctx), l.server, l.log)
 		return err
 	}
-	shutDown(context.WithoutCancel(ctx), l.server, l.log)
+	ShutDown(context.WithoutCancel(ctx), l.server, l.log)
 	return errors.Join(l.listener.Close(), l.cleanUp())
 }
 
 // wait returns whether the sockets have been taken over.
-func (l *lingering) wait(ctx context.Context) (taken bool) {
+func (l *Lingering) wait(ctx context.Context) (taken bool) {
 	tick := time.NewTicker(lingerCheck)
 	defer tick.Stop()
 	var queries uint64
@@ -246,7 +161,7 @@ func (l *lingering) wait(ctx context.Context) (taken bool) {
 }
 
 // until is when the daemon ends if nobody asks it any more: the time is over, and nothing came for half of it.
-func (l *lingering) until() time.Time {
+func (l *Lingering) until() time.Time {
 	until := l.begun.Add(l.least)
 	if quiet := l.lastQuery.Load().Add(l.least / 2); quiet.After(until) {
 		until = quiet
@@ -258,9 +173,9 @@ func (l *lingering) until() time.Time {
 }
 
 // cleanUp removes what a run of ours has left in the run directory, unless somebody else has begun one there.
-func (l *lingering) cleanUp() error {
+func (l *Lingering) cleanUp() error {
 	path, c := filepath.Join(l.runDir, lingerFile), config.Config{RunDir: l.runDir}
-	deadline := time.Now().Add(stopTimeout)
+	deadline := time.Now().Add(cleanUpLimit)
 	for {
 		if now, err := os.Lstat(path); err != nil || !os.SameFile(now, l.file) {
 			return nil // the holder of the lock has removed it
@@ -285,10 +200,10 @@ func removeLingerFile(runDir string) error {
 }
 
 // serve answers on the socket until that is closed.
-func (l *lingering) serve() {
-	var entrance door
+func (l *Lingering) serve() {
+	var entrance peer.Door
 	for {
-		conn, err := entrance.accept(l.listener, fmt.Sprintf(`{"error":%q}`, tooMany))
+		conn, err := entrance.Accept(l.listener, fmt.Sprintf(`{"error":%q}`, "too many ask at once"))
 		if errors.Is(err, net.ErrClosed) {
 			return
 		}
@@ -301,12 +216,12 @@ func (l *lingering) serve() {
 	}
 }
 
-func (l *lingering) answer(peer *guest) {
-	defer peer.Close()
-	conn, trusted := peer.UnixConn, peer.uid == 0
+func (l *Lingering) answer(guest *peer.Guest) {
+	defer guest.Close()
+	conn, trusted := guest.UnixConn, guest.UID == 0
 	if !trusted {
 		// Nobody else is to hold our descriptors.
-		_ = conn.SetDeadline(time.Now().Add(controlTimeout))
+		_ = conn.SetDeadline(time.Now().Add(timeout))
 	}
 	for {
 		request, err := readLinger[lingerRequest](conn, nil)
@@ -321,7 +236,10 @@ func (l *lingering) answer(peer *guest) {
 			defer l.heirs.Add(-1)
 			err = l.sendSockets(conn)
 		case request.Do == lingerTaken && trusted:
-			poke(l.taken)
+			select {
+			case l.taken <- struct{}{}:
+			default: // said twice
+			}
 		default:
 			err = writeLinger(conn, lingerReply{Error: "not allowed"}, nil)
 		}
@@ -332,11 +250,11 @@ func (l *lingering) answer(peer *guest) {
 	}
 }
 
-func (l *lingering) reply() lingerReply {
+func (l *Lingering) reply() lingerReply {
 	return lingerReply{Until: l.until(), Listen: l.listen}
 }
 
-func (l *lingering) sendSockets(conn *net.UnixConn) error {
+func (l *Lingering) sendSockets(conn *net.UnixConn) error {
 	var fds []int
 	defer func() {
 		for _, fd := range fds {

@@ -1,6 +1,6 @@
 //go:build linux
 
-package daemon
+package control
 
 import (
 	"bufio"
@@ -10,32 +10,16 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
-	"runtime"
 	"strings"
 	"testing"
 
 	"go.uber.org/zap"
-	"golang.org/x/sys/unix"
 
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/config"
+	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/internal/peer"
+	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/internal/peer/peertest"
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/rundir"
 )
-
-// asUser runs do as another user.
-func asUser(t *testing.T, uid int, do func()) {
-	t.Helper()
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		runtime.LockOSThread() // never unlocked: the thread is that user's, and ends with this goroutine
-		if _, _, errno := unix.RawSyscall(unix.SYS_SETRESUID, uintptr(uid), uintptr(uid), uintptr(uid)); errno != 0 {
-			t.Errorf("become user %d: %v", uid, errno)
-			return
-		}
-		do()
-	}()
-	<-done
-}
 
 // controlSocket serves a handler to all users.
 func controlSocket(t *testing.T, handler http.Handler) (path string) {
@@ -49,7 +33,7 @@ func controlSocket(t *testing.T, handler http.Handler) (path string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	server := serveControl(listener, handler, zap.NewNop())
+	server := serve(listener, handler, zap.NewNop())
 	t.Cleanup(func() { server.Close() })
 	for name, mode := range map[string]os.FileMode{path: 0o666, dir: 0o755, filepath.Dir(dir): 0o755} {
 		if err := os.Chmod(name, mode); err != nil {
@@ -75,7 +59,7 @@ func connect(t *testing.T, path string, n int, send string) (all []net.Conn) {
 	return all
 }
 
-func ask(t *testing.T, path string) (reply []byte, err error) {
+func askRaw(t *testing.T, path string) (reply []byte, err error) {
 	t.Helper()
 	return exchange(t.Context(), path, http.MethodGet, "/", nil)
 }
@@ -88,24 +72,24 @@ func TestControlSocketIsShared(t *testing.T) {
 	const many = 300
 	served, refused := 0, 0
 	for uid := 60001; uid < 60010; uid++ {
-		asUser(t, uid, func() {
+		peertest.AsUser(t, uid, func() {
 			for _, conn := range connect(t, path, many/10, "GET / HTTP/1.1\r\nHost: x\r\n") {
 				go func() { _, _ = io.Copy(io.Discard, conn) }()
 			}
 		})
-		if reply, err := ask(t, path); err != nil || string(reply) != "well" {
+		if reply, err := askRaw(t, path); err != nil || string(reply) != "well" {
 			t.Fatalf("root beside user %d: %q, %v", uid, reply, err)
 		}
 	}
 	now, _ := filepath.Glob("/proc/self/fd/*")
 	// The askers' ends are ours, too.
-	if held := len(now) - len(here) - 9*many/10; held > maxPeers+16 {
+	if held := len(now) - len(here) - 9*many/10; held > peer.MaxPeers+16 {
 		t.Errorf("%d descriptors are held for them", held)
 	}
 	// One user does not stand in for another, and gets in again when its places are free.
 	for served == 0 {
-		asUser(t, 60100, func() {
-			reply, err := ask(t, path)
+		peertest.AsUser(t, 60100, func() {
+			reply, err := askRaw(t, path)
 			if err == nil && string(reply) == "well" {
 				served++
 			} else {
@@ -119,10 +103,10 @@ func TestControlSocketIsShared(t *testing.T) {
 // TestControlSocketRefuses: one that is not let in is told so, and not that the daemon is dead.
 func TestControlSocketRefuses(t *testing.T) {
 	path := controlSocket(t, http.NotFoundHandler())
-	asUser(t, 60001, func() {
-		connect(t, path, maxPerUser, "")
-		_, err := ask(t, path)
-		if err == nil || errors.Is(err, errGone) || !strings.Contains(err.Error(), tooMany) {
+	peertest.AsUser(t, 60001, func() {
+		connect(t, path, peer.MaxPerUser, "")
+		_, err := askRaw(t, path)
+		if err == nil || errors.Is(err, ErrGone) || !strings.Contains(err.Error(), tooMany) {
 			t.Errorf("%v", err)
 		}
 	})
@@ -148,8 +132,8 @@ func TestControlSocketEnds(t *testing.T) {
 		}
 	}
 	// Never read: the writer gives up, and its place is free again.
-	for range 2 * maxPeers / maxPerUser {
-		connect(t, path, maxPerUser, "GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+	for range 2 * peer.MaxPeers / peer.MaxPerUser {
+		connect(t, path, peer.MaxPerUser, "GET / HTTP/1.1\r\nHost: x\r\n\r\n")
 	}
 	reply := connect(t, path, 1, "GET / HTTP/1.1\r\nHost: x\r\n\r\n")[0]
 	for {

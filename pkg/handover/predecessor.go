@@ -1,6 +1,6 @@
 //go:build linux
 
-package daemon
+package handover
 
 import (
 	"encoding/json"
@@ -13,23 +13,29 @@ import (
 	"syscall"
 	"time"
 
-	"go.uber.org/zap"
 	"golang.org/x/sys/unix"
 
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/config"
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/forwarder"
+	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/internal/peer"
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/rundir"
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/status"
 )
 
-// lingerer is the other side of a daemon that lingers: what others ask of it.
-type lingerer struct {
+// Predecessor is the other side of a daemon that lingers: what others ask of it.
+type Predecessor struct {
 	conn *net.UnixConn
 	pid  int
 }
 
-// dialLingerer returns nil without an error if no daemon lingers.
-func dialLingerer(runDir string) (*lingerer, error) {
+// How asking may fail, other than that it says so.
+var (
+	errGone  = errors.New("gone")
+	errHangs = errors.New("it does not answer")
+)
+
+// dial returns nil without an error if no daemon lingers.
+func dial(runDir string) (*Predecessor, error) {
 	conn, err := net.DialUnix("unixpacket", nil, &net.UnixAddr{Name: filepath.Join(runDir, lingerFile), Net: "unixpacket"})
 	if errors.Is(err, os.ErrNotExist) || errors.Is(err, unix.ECONNREFUSED) { // killed, it leaves its socket behind
 		return nil, nil
@@ -37,15 +43,15 @@ func dialLingerer(runDir string) (*lingerer, error) {
 	if err != nil {
 		return nil, fmt.Errorf("ask the daemon that lingers: %w", err)
 	}
-	peer, err := peerOf(conn)
+	peer, err := peer.Of(conn)
 	if err != nil {
 		return nil, errors.Join(err, conn.Close())
 	}
-	return &lingerer{conn: conn, pid: int(peer.Pid)}, nil
+	return &Predecessor{conn: conn, pid: int(peer.Pid)}, nil
 }
 
-// close may be called on a nil lingerer.
-func (l *lingerer) close() {
+// Close may be called on a nil Predecessor.
+func (l *Predecessor) Close() {
 	if l != nil {
 		_ = l.conn.Close()
 	}
@@ -53,8 +59,8 @@ func (l *lingerer) close() {
 
 // ask sends a request and returns the reply and the descriptors that came with it. Of one that ends or dies meanwhile, in
 // whatever form that shows, it returns errGone once that one's sockets are closed; of one that hangs, errHangs.
-func (l *lingerer) ask(do string) (reply lingerReply, fds []int, err error) {
-	_ = l.conn.SetDeadline(time.Now().Add(controlTimeout))
+func (l *Predecessor) ask(do string) (reply lingerReply, fds []int, err error) {
+	_ = l.conn.SetDeadline(time.Now().Add(timeout))
 	err = writeLinger(l.conn, lingerRequest{Do: do}, nil)
 	if err == nil {
 		reply, err = readLinger[lingerReply](l.conn, &fds)
@@ -65,68 +71,68 @@ func (l *lingerer) ask(do string) (reply lingerReply, fds []int, err error) {
 	case err == nil:
 		return reply, fds, nil
 	case errors.Is(err, os.ErrDeadlineExceeded) && !rundir.AwaitEnd(l.pid, 0):
-		return reply, nil, fmt.Errorf("%w within %s", errHangs, controlTimeout)
+		return reply, nil, fmt.Errorf("%w within %s", errHangs, timeout)
 	}
-	rundir.AwaitEnd(l.pid, controlTimeout)
+	rundir.AwaitEnd(l.pid, timeout)
 	return reply, nil, fmt.Errorf("%w: %w", errGone, err)
 }
 
-// inherit returns the sockets of a daemon that lingers, if there is one, and their addresses. That daemon goes on serving
+// Inherit returns the sockets of a daemon that lingers, if there is one, their addresses, and that daemon. It goes on serving
 // them until told that they are taken, and for good if it never is.
-func (d *Daemon) inherit() (sockets []forwarder.Sockets, addresses []netip.AddrPort, err error) {
-	l, err := dialLingerer(d.now.config.RunDir)
+func Inherit(runDir string) (from *Predecessor, sockets []forwarder.Sockets, addresses []netip.AddrPort, err error) {
+	l, err := dial(runDir)
 	if l == nil || err != nil {
-		return nil, nil, err
+		return nil, nil, nil, err
 	}
 	reply, fds, err := l.ask(lingerSockets)
 	if errors.Is(err, errGone) {
-		l.close()
-		return nil, nil, nil
+		l.Close()
+		return nil, nil, nil, nil
 	}
 	if err == nil {
 		if sockets, err = adopt(fds); err == nil {
-			d.predecessor = l
-			return sockets, reply.Listen, nil
+			return l, sockets, reply.Listen, nil
 		}
 	}
-	l.close()
-	return nil, nil, fmt.Errorf("take over from process %d, which lingers after a detach: %w: end it with k2s-dnsbpf detach --linger 0", l.pid, err)
+	l.Close()
+	return nil, nil, nil, fmt.Errorf("take over from process %d, which lingers after a detach: %w: end it with k2s-dnsbpf detach --linger 0", l.pid, err)
 }
 
-// succeed tells the daemon that lingered, if one did, that its sockets are served now. The caller holds the lock.
-func (d *Daemon) succeed() {
-	if d.predecessor == nil {
-		return
+// Succeed tells the daemon that lingered, if one did, that its sockets are served now. The caller holds the lock. After an
+// error that one ends by itself when its time is over.
+func (l *Predecessor) Succeed(runDir string) error {
+	if l == nil {
+		return nil
 	}
-	_ = d.predecessor.conn.SetDeadline(time.Now().Add(controlTimeout))
-	err := writeLinger(d.predecessor.conn, lingerRequest{Do: lingerTaken}, nil)
-	if err := errors.Join(err, removeLingerFile(d.now.config.RunDir)); err != nil {
-		// It ends by itself when its time is over.
-		d.log.Warn("end of the daemon that lingers", zap.Int("pid", d.predecessor.pid), zap.Error(err))
+	_ = l.conn.SetDeadline(time.Now().Add(timeout))
+	err := writeLinger(l.conn, lingerRequest{Do: lingerTaken}, nil)
+	if err := errors.Join(err, removeLingerFile(runDir)); err != nil {
+		return fmt.Errorf("end of process %d, which lingers: %w", l.pid, err)
 	}
+	return nil
 }
 
-// forgetDeadLingerer removes the socket of a daemon that was killed while it lingered. The caller holds the lock.
-func forgetDeadLingerer(runDir string) error {
-	l, err := dialLingerer(runDir)
+// ForgetDead removes the socket of a daemon that was killed while it lingered. The caller holds the lock.
+func ForgetDead(runDir string) error {
+	l, err := dial(runDir)
 	if l == nil && err == nil {
 		return removeLingerFile(runDir)
 	}
-	l.close()
+	l.Close()
 	return err
 }
 
-// endLingering returns what is to be said of a daemon that lingers, empty if none does. With a configuration that wants
+// End returns what is to be said of a daemon that lingers, empty if none does. With a configuration that wants
 // no lingering, it ends that daemon. The caller holds the lock.
-func endLingering(c config.Config) (said string, err error) {
-	l, err := dialLingerer(c.RunDir)
+func End(c config.Config) (said string, err error) {
+	l, err := dial(c.RunDir)
 	if err != nil {
 		return "", err
 	}
 	if l == nil {
 		return "", removeLingerFile(c.RunDir)
 	}
-	defer l.close()
+	defer l.Close()
 	if c.Linger > 0 {
 		reply, _, err := l.ask(lingerStatus)
 		if errors.Is(err, errGone) {
@@ -145,19 +151,19 @@ func endLingering(c config.Config) (said string, err error) {
 	if err := rundir.Terminate(l.pid); err != nil {
 		return "", err
 	}
-	if !rundir.AwaitEnd(l.pid, stopTimeout) {
-		return "", fmt.Errorf("process %d, which lingers, does not end within %s: kill it", l.pid, stopTimeout)
+	if !rundir.AwaitEnd(l.pid, cleanUpLimit) {
+		return "", fmt.Errorf("process %d, which lingers, does not end within %s: kill it", l.pid, cleanUpLimit)
 	}
 	return fmt.Sprintf("process %d lingers no more", l.pid), nil
 }
 
-// fillLingering adds a daemon that lingers.
-func fillLingering(report *status.Report, c config.Config) {
-	l, err := dialLingerer(c.RunDir)
+// Report adds a daemon that lingers.
+func Report(report *status.Report, c config.Config) {
+	l, err := dial(c.RunDir)
 	if l == nil || err != nil {
 		return
 	}
-	defer l.close()
+	defer l.Close()
 	reply, _, err := l.ask(lingerStatus)
 	if errors.Is(err, errGone) {
 		return
@@ -184,7 +190,8 @@ func duplicate(socket syscall.Conn) (fd int, err error) {
 	return fd, errors.Join(err, dupErr)
 }
 
-func closeAll(all []forwarder.Sockets) (err error) {
+// CloseAll closes sockets that nobody will serve.
+func CloseAll(all []forwarder.Sockets) (err error) {
 	for _, sockets := range all {
 		err = errors.Join(err, sockets.UDP.Close(), sockets.TCP.Close())
 	}
@@ -200,7 +207,7 @@ func adopt(fds []int) (all []forwarder.Sockets, err error) {
 	}
 	defer func() {
 		if err != nil {
-			_ = closeAll(all)
+			_ = CloseAll(all)
 		}
 	}()
 	for i := 0; i+1 < len(files); i += 2 {

@@ -1,6 +1,6 @@
 //go:build linux
 
-package daemon
+package handover
 
 import (
 	"errors"
@@ -13,8 +13,8 @@ import (
 
 	"go.uber.org/zap"
 
-	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/config"
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/forwarder"
+	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/internal/peer/peertest"
 )
 
 func TestLingersUntil(t *testing.T) {
@@ -26,7 +26,7 @@ func TestLingersUntil(t *testing.T) {
 		"asked on and on":  {57 * time.Second, time.Minute},
 		"asked at the end": {time.Minute, time.Minute},
 	} {
-		l := &lingering{begun: begun, least: 10 * time.Second}
+		l := &Lingering{begun: begun, least: 10 * time.Second}
 		lastQuery := begun.Add(test.lastQuery)
 		l.lastQuery.Store(&lastQuery)
 		if got := l.until().Sub(begun); got != test.want {
@@ -36,7 +36,7 @@ func TestLingersUntil(t *testing.T) {
 }
 
 // startLingering has a server on a free port linger in this process.
-func startLingering(t *testing.T) (l *lingering, runDir string) {
+func startLingering(t *testing.T) (l *Lingering, runDir string) {
 	t.Helper()
 	if os.Geteuid() != 0 {
 		t.Skip("only root may have the sockets")
@@ -46,11 +46,11 @@ func startLingering(t *testing.T) (l *lingering, runDir string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { shutDown(t.Context(), server, zap.NewNop()) })
+	t.Cleanup(func() { ShutDown(t.Context(), server, zap.NewNop()) })
 	if err := server.Listen(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	l, err = newLingering(runDir, server, server.Addrs(), time.Minute, zap.NewNop())
+	l, err = Linger(runDir, server, time.Minute, zap.NewNop())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -60,11 +60,11 @@ func startLingering(t *testing.T) (l *lingering, runDir string) {
 
 func TestLingerSockets(t *testing.T) {
 	l, runDir := startLingering(t)
-	asker, err := dialLingerer(runDir)
+	asker, err := dial(runDir)
 	if err != nil || asker == nil {
 		t.Fatalf("no daemon lingers: %v", err)
 	}
-	defer asker.close()
+	defer asker.Close()
 	if asker.pid != os.Getpid() {
 		t.Errorf("process %d, want %d", asker.pid, os.Getpid())
 	}
@@ -121,17 +121,16 @@ func TestLingererDies(t *testing.T) {
 				_ = conn.Close()
 			}
 		}()
-		asker, err := dialLingerer(runDir)
+		asker, err := dial(runDir)
 		if err != nil || asker == nil {
 			t.Fatalf("%s: %v", name, err)
 		}
 		if _, _, err := asker.ask(lingerStatus); !errors.Is(err, test.want) {
 			t.Errorf("%s: %v, want %v", name, err, test.want)
 		}
-		asker.close()
-		d := &Daemon{now: attachment{config: config.Config{RunDir: runDir}}}
-		if _, _, err := d.inherit(); errors.Is(test.want, errGone) && err != nil || d.predecessor != nil {
-			t.Errorf("%s: inherit: %v, %v", name, err, d.predecessor)
+		asker.Close()
+		if from, _, _, err := Inherit(runDir); errors.Is(test.want, errGone) && err != nil || from != nil {
+			t.Errorf("%s: inherit: %v, %v", name, err, from)
 		}
 		_ = listener.Close()
 	}
@@ -146,13 +145,13 @@ func TestLingerTrustsRoot(t *testing.T) {
 		}
 	}
 	const nobody = 65534
-	asUser(t, nobody, func() {
-		asker, err := dialLingerer(runDir)
+	peertest.AsUser(t, nobody, func() {
+		asker, err := dial(runDir)
 		if err != nil || asker == nil {
 			t.Errorf("nobody may not even ask: %v", err)
 			return
 		}
-		defer asker.close()
+		defer asker.Close()
 		if reply, _, err := asker.ask(lingerStatus); err != nil || reply.Until.IsZero() {
 			t.Errorf("status: %+v: %v", reply, err)
 		}
@@ -168,7 +167,7 @@ func TestLingerTrustsRoot(t *testing.T) {
 func TestDeadLingerer(t *testing.T) {
 	l, runDir := startLingering(t)
 	path := filepath.Join(runDir, lingerFile)
-	if err := forgetDeadLingerer(runDir); err != nil {
+	if err := ForgetDead(runDir); err != nil {
 		t.Error(err)
 	}
 	if _, err := os.Lstat(path); err != nil {
@@ -177,7 +176,7 @@ func TestDeadLingerer(t *testing.T) {
 	if err := l.listener.Close(); err != nil {
 		t.Fatal(err)
 	}
-	if err := forgetDeadLingerer(runDir); err != nil {
+	if err := ForgetDead(runDir); err != nil {
 		t.Error(err)
 	}
 	if _, err := os.Lstat(path); !os.IsNotExist(err) {

@@ -1,0 +1,211 @@
+//go:build linux
+
+package control
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/config"
+	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/rundir"
+	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/state"
+	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/status"
+)
+
+// Timeout bounds a request to the daemon: one that is stopped must not hang its asker.
+const Timeout = time.Second
+
+// LookAgain is how often a daemon that is gone, and the lock that it had, are looked for.
+const LookAgain = 20 * time.Millisecond
+
+// What is read from the control socket at most, in bytes.
+const (
+	maxHeader = 4 << 10
+	maxOrder  = 1 << 20
+	maxReply  = 64 << 20
+)
+
+// How asking a daemon may fail, other than that it says so.
+var (
+	// ErrNoDaemon: nobody has the host's lock. The daemon has ended or died, perhaps while it was asked.
+	ErrNoDaemon = errors.New("no daemon")
+	// ErrNotServing: somebody has the lock and takes no orders: a daemon on its way up or down, another command, a
+	// guardian at work.
+	ErrNotServing = errors.New("another attach or detach is at work: wait for it, or end it with k2s-dnsbpf detach")
+	// ErrHangs: who has the lock does not answer in time.
+	ErrHangs = errors.New("the daemon does not answer")
+	// ErrStays is a detach that the daemon refuses.
+	ErrStays = errors.New("still attached")
+	// ErrGone is of one try: nobody listens, or who did is gone before the reply was whole.
+	ErrGone = errors.New("gone")
+)
+
+// ask asks the daemon over the control socket, and waits for the reply for as long as limit. A daemon that dies or
+// ends meanwhile, in whatever form that shows, is looked for again, until it is known what is there in its place: see the
+// errors above. That takes Timeout more at most.
+func ask(ctx context.Context, c config.Config, limit time.Duration, method, path string, body []byte, into any) error {
+	begin := time.Now()
+	for {
+		err := call(ctx, c, limit, method, path, body, into)
+		if !errors.Is(err, ErrGone) && !errors.Is(err, ErrHangs) {
+			return err
+		}
+		hangs := errors.Is(err, ErrHangs)
+		if os.Geteuid() != 0 {
+			// The lock is root's: what accepts a connection counts as a daemon.
+			if hangs {
+				return err
+			}
+			return fmt.Errorf("ask the daemon: %w", ErrNoDaemon)
+		}
+		if _, held := state.Holder(rundir.Lock(c)); !held {
+			return fmt.Errorf("ask the daemon: %w", ErrNoDaemon)
+		}
+		if hangs {
+			return err
+		}
+		if time.Since(begin) > Timeout {
+			return ErrNotServing
+		}
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("ask the daemon: %w", ctx.Err())
+		case <-time.After(LookAgain):
+		}
+	}
+}
+
+// call is one try of ask.
+func call(ctx context.Context, c config.Config, limit time.Duration, method, path string, body []byte, into any) error {
+	asking, cancel := context.WithTimeout(ctx, limit)
+	defer cancel()
+	reply, err := exchange(asking, rundir.Control(c), method, path, body)
+	switch {
+	case err == nil:
+	case ctx.Err() != nil:
+		return fmt.Errorf("ask the daemon: %w", ctx.Err())
+	case asking.Err() != nil:
+		return fmt.Errorf("%w within %s", ErrHangs, limit)
+	default:
+		return fmt.Errorf("ask the daemon: %w", err)
+	}
+	err = json.Unmarshal(reply, into)
+	var cut *json.SyntaxError
+	if errors.As(err, &cut) {
+		return fmt.Errorf("ask the daemon: %w: %w", ErrGone, err)
+	}
+	if err != nil {
+		return fmt.Errorf("ask the daemon: %w: is it of another version?", err)
+	}
+	return nil
+}
+
+// exchange sends one request over a Unix socket and reads the reply to its end. All that a connection can break with is
+// ErrGone.
+func exchange(ctx context.Context, socket, method, path string, body []byte) ([]byte, error) {
+	conn, err := dialControl(ctx, socket)
+	if err != nil {
+		return nil, err
+	}
+	defer conn.Close()
+	stop := context.AfterFunc(ctx, func() { _ = conn.SetDeadline(time.Unix(1, 0)) })
+	defer stop()
+	request, err := http.NewRequest(method, "http://k2s-dnsbpf"+path, bytes.NewReader(body))
+	if err != nil {
+		return nil, err
+	}
+	request.Close = true
+	// Who does not want to hear it all may have answered still.
+	sent := request.Write(conn)
+	response, err := http.ReadResponse(bufio.NewReader(conn), request)
+	if err != nil {
+		return nil, fmt.Errorf("%w: %w", ErrGone, errors.Join(sent, err))
+	}
+	defer response.Body.Close()
+	reply, err := io.ReadAll(io.LimitReader(response.Body, maxReply))
+	if err != nil {
+		return nil, fmt.Errorf("%w: %w", ErrGone, err)
+	}
+	if response.StatusCode != http.StatusOK {
+		return nil, fmt.Errorf("%s: %q", response.Status, strings.TrimSpace(string(reply)))
+	}
+	return reply, nil
+}
+
+// dialControl waits while the queue of connections is full, which connect(2) does not.
+func dialControl(ctx context.Context, socket string) (net.Conn, error) {
+	for {
+		conn, err := new(net.Dialer).DialContext(ctx, "unix", socket)
+		switch {
+		case errors.Is(err, os.ErrNotExist), errors.Is(err, unix.ECONNREFUSED), errors.Is(err, unix.ECONNRESET):
+			return nil, fmt.Errorf("%w: %w", ErrGone, err)
+		case !errors.Is(err, unix.EAGAIN):
+			return conn, err
+		}
+		select {
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		case <-time.After(LookAgain):
+		}
+	}
+}
+
+// Status asks the daemon for its report. It is an error if none answers; see the errors above.
+func Status(ctx context.Context, c config.Config) (report status.Report, err error) {
+	return report, ask(ctx, c, Timeout, http.MethodGet, pathStatus, nil, &report)
+}
+
+// Reload gives new settings to the running daemon, which goes over to them without losing a query. changed is false if
+// it has them already. Without a daemon that takes orders, or any more, it fails with ErrNotServing.
+func Reload(ctx context.Context, c config.Config) (changed bool, err error) {
+	body, err := json.Marshal(c)
+	if err != nil {
+		return false, fmt.Errorf("encode settings: %w", err)
+	}
+	var result ReloadResult
+	// First: one that hangs is not waited for as long as new settings may take.
+	err = ask(ctx, c, Timeout, http.MethodGet, pathStatus, nil, new(json.RawMessage))
+	if err == nil {
+		err = ask(ctx, c, c.Wait+Timeout, http.MethodPost, pathReload, body, &result)
+	}
+	switch {
+	case errors.Is(err, ErrNoDaemon):
+		return false, ErrNotServing
+	case errors.Is(err, ErrHangs):
+		return false, fmt.Errorf("attached already, and %w: see %s, or end it with k2s-dnsbpf detach", err, filepath.Join(c.RunDir, rundir.LogFile))
+	case err != nil:
+		return false, err
+	}
+	if result.Error != "" {
+		return false, errors.New(result.Error)
+	}
+	return result.Changed, nil
+}
+
+// Detach has the daemon end as at a signal, but linger as long as the settings say. It returns what that one did to the
+// resolver file.
+func Detach(ctx context.Context, c config.Config) (done []string, err error) {
+	body, err := json.Marshal(DetachOrder{Linger: c.Linger})
+	if err != nil {
+		return nil, err
+	}
+	var result DetachResult
+	err = ask(ctx, c, DetachLimit, http.MethodPost, pathDetach, body, &result)
+	if err == nil && result.Error != "" {
+		err = fmt.Errorf("%w: %s", ErrStays, result.Error)
+	}
+	return result.Done, err
+}

@@ -1,0 +1,217 @@
+//go:build linux
+
+package control
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"sync"
+	"time"
+
+	"go.uber.org/zap"
+
+	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/config"
+	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/internal/peer"
+	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/rundir"
+	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/status"
+)
+
+// What can be asked for.
+const (
+	pathStatus = "/status"
+	pathReload = "/reload" // the order is a configuration
+	pathDetach = "/detach"
+)
+
+// reportFor is how old a report may be that an ordinary user gets.
+const reportFor = time.Second
+
+// DetachLimit is how long the resolver file may take to be put back.
+const DetachLimit = 3 * time.Second
+
+// DetachOrder is how long the daemon is to linger at least.
+type DetachOrder struct {
+	Linger time.Duration `json:"linger"`
+}
+
+// DetachResult is what was done to the resolver file, a line each. With an error the daemon stays attached.
+type DetachResult struct {
+	Done  []string `json:"done,omitempty"`
+	Error string   `json:"error,omitempty"`
+}
+
+// ReloadResult is what came of new settings. With an error the old ones stay.
+type ReloadResult struct {
+	Changed bool   `json:"changed"`
+	Error   string `json:"error,omitempty"`
+}
+
+type peerKey struct{}
+
+// Handler is what the server asks of a daemon. Its methods may be called from several goroutines.
+type Handler interface {
+	// Report says how things are now.
+	Report() status.Report
+	// Reload goes over to new settings. changed is false if it has them already; after an error the old ones stay.
+	Reload(ctx context.Context, c config.Config) (changed bool, err error)
+	// Detach begins a detach. replied is to be called when the result has been sent: the server ends with the daemon.
+	Detach(ctx context.Context, order DetachOrder) (result DetachResult, replied func(), err error)
+}
+
+// server answers requests for a handler.
+type server struct {
+	handler Handler
+	version string
+	log     *zap.Logger
+
+	mu     sync.Mutex // guards what follows: the report for users who may not make the daemon work
+	at     time.Time
+	report status.Report
+}
+
+// Listen serves the control socket of an attachment: the report to every user, since it holds no secret, and orders from
+// root. Version is the daemon's, for those of another one.
+func Listen(c config.Config, handler Handler, version string, log *zap.Logger) (io.Closer, error) {
+	path := rundir.Control(c)
+	if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return nil, fmt.Errorf("remove stale control socket: %w", err)
+	}
+	listener, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
+	if err != nil {
+		return nil, fmt.Errorf("listen on control socket: %w", err)
+	}
+	if err := os.Chmod(path, 0o666); err != nil {
+		return nil, errors.Join(fmt.Errorf("open control socket to all users: %w", err), listener.Close())
+	}
+	s := &server{handler: handler, version: version, log: log}
+	mux := http.NewServeMux()
+	mux.HandleFunc("GET "+pathStatus, s.status)
+	mux.HandleFunc("POST "+pathReload, s.reload)
+	mux.HandleFunc("POST "+pathDetach, s.detach)
+	mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
+		http.Error(w, fmt.Sprintf("the daemon, version %s, does not know %s: detach, and attach again", version, r.URL.Path), http.StatusNotFound)
+	})
+	return serve(listener, mux, log), nil
+}
+
+func (s *server) status(w http.ResponseWriter, r *http.Request) {
+	if isRoot(r) {
+		s.reply(w, s.handler.Report())
+		return
+	}
+	// At most a second old, however many ask.
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.at.IsZero() || time.Since(s.at) > reportFor {
+		s.report, s.at = s.handler.Report(), time.Now()
+	}
+	s.reply(w, s.report)
+}
+
+func (s *server) reload(w http.ResponseWriter, r *http.Request) {
+	c := config.Default()
+	if !s.accept(w, r, &c) {
+		return
+	}
+	allow(w, c.Wait+Timeout)
+	var result ReloadResult
+	var err error
+	if result.Changed, err = s.handler.Reload(r.Context(), c); err != nil {
+		result.Error = err.Error()
+	}
+	s.reply(w, result)
+}
+
+func (s *server) detach(w http.ResponseWriter, r *http.Request) {
+	var order DetachOrder
+	if !s.accept(w, r, &order) {
+		return
+	}
+	allow(w, DetachLimit+Timeout)
+	result, replied, err := s.handler.Detach(r.Context(), order)
+	if err != nil {
+		return // whoever asked is gone
+	}
+	defer replied()
+	s.reply(w, result)
+	if err := http.NewResponseController(w).Flush(); err != nil {
+		s.log.Debug("reply not sent", zap.Error(err))
+	}
+}
+
+// serve serves requests, one to a connection, and none that takes its time to come or to be taken.
+func serve(listener *net.UnixListener, handler http.Handler, log *zap.Logger) *http.Server {
+	server := &http.Server{
+		Handler: handler, ReadTimeout: Timeout, WriteTimeout: Timeout, MaxHeaderBytes: maxHeader, ConnContext: withPeer,
+		ErrorLog: zap.NewStdLog(zap.NewNop()), // what peers do need not fill our log
+	}
+	server.SetKeepAlivesEnabled(false)
+	go func() {
+		if err := server.Serve(doorListener{listener, new(peer.Door)}); !errors.Is(err, http.ErrServerClosed) {
+			log.Error("control socket failed", zap.Error(err))
+		}
+	}()
+	return server
+}
+
+// allow gives an order more time until its reply.
+func allow(w http.ResponseWriter, limit time.Duration) {
+	_ = http.NewResponseController(w).SetWriteDeadline(time.Now().Add(limit))
+}
+
+func isRoot(r *http.Request) bool {
+	uid, ok := r.Context().Value(peerKey{}).(uint32)
+	return ok && uid == 0
+}
+
+// accept reads an order to the daemon. It answers one of anybody but root, and one that it can't read or has parts that this
+// version does not know, by itself.
+func (s *server) accept(w http.ResponseWriter, r *http.Request, order any) bool {
+	if !isRoot(r) {
+		http.Error(w, "only root may give orders", http.StatusForbidden)
+		return false
+	}
+	body := json.NewDecoder(io.LimitReader(r.Body, maxOrder))
+	body.DisallowUnknownFields()
+	if err := body.Decode(order); err != nil {
+		http.Error(w, fmt.Sprintf("the daemon, version %s, can't read the order: %s: if the command is of another version, detach, and attach again", s.version, err),
+			http.StatusBadRequest)
+		return false
+	}
+	return true
+}
+
+func (s *server) reply(w http.ResponseWriter, value any) {
+	w.Header().Set("Content-Type", "application/json")
+	if err := json.NewEncoder(w).Encode(value); err != nil {
+		s.log.Debug("reply not sent", zap.Error(err))
+	}
+}
+
+// withPeer notes the user on the other side of a connection.
+func withPeer(ctx context.Context, connection net.Conn) context.Context {
+	guest, ok := connection.(*peer.Guest)
+	if !ok {
+		return ctx
+	}
+	return context.WithValue(ctx, peerKey{}, guest.UID)
+}
+
+// doorListener is a listener with a door. It implements net.Listener.
+type doorListener struct {
+	*net.UnixListener
+	door *peer.Door
+}
+
+const tooMany = "too many ask at once"
+
+// Accept implements net.Listener for HTTP.
+func (l doorListener) Accept() (net.Conn, error) {
+	return l.door.Accept(l.UnixListener, fmt.Sprintf("HTTP/1.1 503 Busy\r\nConnection: close\r\nContent-Length: %d\r\n\r\n%s", len(tooMany), tooMany))
+}

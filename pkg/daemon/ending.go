@@ -1,0 +1,72 @@
+//go:build linux
+
+package daemon
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"go.uber.org/zap"
+
+	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/config"
+	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/control"
+	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/handover"
+	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/host"
+)
+
+// leaveForwarder ends the forwarder, or leaves it to those programs that have yet to read the restored resolver
+// configuration, if a detach wants that. The caller holds the lock.
+func (d *Daemon) leaveForwarder(ctx context.Context) {
+	if d.linger > 0 && d.now.config.Resolver == config.ResolverTakeover {
+		var err error
+		if d.lingering, err = handover.Linger(d.now.config.RunDir, d.forwarder, d.linger, d.log); err == nil {
+			return
+		}
+		d.log.Warn("not lingering", zap.Error(err))
+	}
+	handover.ShutDown(ctx, d.forwarder, d.log)
+}
+
+// ErrGone is returned by Detach if whoever asked for it is gone.
+var ErrGone = errors.New("nobody waits for the detach")
+
+// detaching is an order on its way to serve.
+type detaching struct {
+	linger  time.Duration
+	result  chan control.DetachResult
+	replied chan struct{} // closed when the reply is out: with serve, the control socket ends
+}
+
+// Detach implements control.Handler: it has serve put the resolver file back and end.
+func (d *Daemon) Detach(ctx context.Context, order control.DetachOrder) (result control.DetachResult, replied func(), err error) {
+	request := detaching{order.Linger, make(chan control.DetachResult, 1), make(chan struct{})}
+	select {
+	case d.detaches <- request:
+	case <-ctx.Done():
+		return result, nil, ErrGone
+	}
+	return <-request.result, func() { close(request.replied) }, nil
+}
+
+// startDetach puts the resolver file back, which is the first of a detach, and reports whether the rest is to follow: not
+// while the file can't be put back, since it would point at nobody then. Whoever asked learns why.
+func (d *Daemon) startDetach(request detaching) bool {
+	done, err := host.RestoreResolver(d.now.config, d.journal, d.log)
+	for _, line := range done {
+		d.log.Info(line)
+	}
+	if err != nil && !d.ours() {
+		err = nil // detach tells of it
+	}
+	result := control.DetachResult{Done: done}
+	if err != nil {
+		result.Error = err.Error()
+	}
+	request.result <- result
+	select {
+	case <-request.replied:
+	case <-time.After(control.Timeout):
+	}
+	return err == nil
+}

@@ -1,0 +1,2 @@
+// Package peertest lets tests ask as other users.
+package peertest
