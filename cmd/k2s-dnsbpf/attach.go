@@ -11,6 +11,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/client"
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/config"
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/control"
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/daemon"
@@ -51,6 +52,10 @@ the host has now. Returns when the host resolves through it; the daemon stays in
 			return err
 		}
 		if dryRun {
+			if line, attached := client.PlanBeside(c); attached {
+				printLines(cmd, []string{line})
+				return nil
+			}
 			plan, err := daemon.Plan(cmd.Context(), c, log)
 			printLines(cmd, plan)
 			return err

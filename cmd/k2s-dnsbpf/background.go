@@ -18,7 +18,6 @@ import (
 	"syscall"
 
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/config"
-	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/daemon"
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/rundir"
 )
 
@@ -58,7 +57,7 @@ func readyNotifier() func(says string, err error) {
 // attachInBackground starts this program again in the foreground mode and a session of its own, and waits until it is
 // ready or has failed. It returns what the daemon says.
 func attachInBackground(ctx context.Context, c config.Config) (said string, err error) {
-	if err := daemon.CheckPrivilege("attach"); err != nil {
+	if err := rundir.CheckPrivilege("attach"); err != nil {
 		return "", err
 	}
 	self, err := os.Executable()

@@ -8,8 +8,8 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/client"
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/config"
-	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/daemon"
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/diagnose"
 )
 
@@ -41,7 +41,7 @@ Exit status 3: the host is not attached, or something on the way is not well; th
 	bind(s, cmd.Flags().StringVar, "kubeconfig", func(c *config.Config) *string { return &c.Kubeconfig },
 		"kubeconfig `FILE` (default: the one attached with, else as attach finds it)")
 	reporting(cmd, s, func(ctx context.Context, c config.Config) (report, bool, error) {
-		r, err := daemon.Check(ctx, c, target)
+		r, err := client.Check(ctx, c, target)
 		return r, r.Healthy, err
 	})
 	return cmd

@@ -8,8 +8,8 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/client"
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/config"
-	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/daemon"
 )
 
 func newDetachCommand() *cobra.Command {
@@ -31,11 +31,11 @@ that have not read the resolver configuration again. An attach in that time take
 			return err
 		}
 		if dryRun {
-			plan, err := daemon.PlanDetach(c)
+			plan, err := client.PlanDetach(c)
 			printLines(cmd, plan)
 			return err
 		}
-		done, err := daemon.Detach(cmd.Context(), c, log)
+		done, err := client.Detach(cmd.Context(), c, log)
 		printLines(cmd, done)
 		if err == nil && len(done) == 0 {
 			fmt.Fprintln(cmd.OutOrStdout(), "not attached: nothing to do")

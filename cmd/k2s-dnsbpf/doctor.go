@@ -7,8 +7,8 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/client"
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/config"
-	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/daemon"
 )
 
 func newDoctorCommand() *cobra.Command {
@@ -20,7 +20,7 @@ hand to pods, the kernel. Changes nothing. Without root it says what it could no
 		Args: noArgs,
 	}
 	reporting(cmd, newSettings(cmd), func(ctx context.Context, c config.Config) (report, bool, error) {
-		e := daemon.Doctor(ctx, c)
+		e := client.Doctor(ctx, c)
 		return e, e.Healthy, nil
 	})
 	return cmd

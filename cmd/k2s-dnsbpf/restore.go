@@ -5,7 +5,7 @@ package main
 import (
 	"github.com/spf13/cobra"
 
-	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/daemon"
+	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/client"
 )
 
 func newRestoreCommand() *cobra.Command {
@@ -23,7 +23,7 @@ fails: detach is the command then.`,
 		if err != nil {
 			return err
 		}
-		done, err := daemon.Restore(cmd.Context(), c, log)
+		done, err := client.Restore(cmd.Context(), c, log)
 		printLines(cmd, done)
 		if err == nil && len(done) == 0 {
 			printLines(cmd, []string{c.ResolvConf + " is the original: nothing to do"})

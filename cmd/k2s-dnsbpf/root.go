@@ -14,8 +14,8 @@ import (
 	"github.com/spf13/pflag"
 	"go.uber.org/zap"
 
+	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/client"
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/config"
-	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/daemon"
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/status"
 )
 
@@ -245,7 +245,7 @@ func (s *settings) config(ctx context.Context) (config.Config, error) {
 	}
 	if err != nil {
 		fmt.Fprintf(s.warn(), "k2s-dnsbpf: warning: %s: going on without it\n", status.Printable(err.Error(), ""))
-		c = daemon.AttachedPaths(c)
+		c = client.AttachedPaths(c)
 	}
 	for _, set := range s.set {
 		set(&c)

@@ -7,8 +7,8 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/client"
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/config"
-	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/daemon"
 )
 
 func newStatusCommand() *cobra.Command {
@@ -19,7 +19,7 @@ func newStatusCommand() *cobra.Command {
 		Args:  noArgs,
 	}
 	reporting(cmd, newSettings(cmd), func(ctx context.Context, c config.Config) (report, bool, error) {
-		r, err := daemon.Status(ctx, c)
+		r, err := client.Status(ctx, c)
 		return r, r.Attached && r.Healthy, err
 	})
 	return cmd

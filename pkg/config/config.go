@@ -3,6 +3,8 @@
 package config
 
 import (
+	"bytes"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -140,6 +142,27 @@ func Default() Config {
 		BPFFS:              DefaultBPFFS,
 		LogLevel:           DefaultLogLevel,
 	}
+}
+
+// FromJournal reads the settings that a daemon, of this version or another, has recorded. What that one did not know has its
+// default; what this one does not know is left out.
+func FromJournal(params []byte) (Config, error) {
+	c := Default()
+	c.Topology = "" // every version records that
+	if err := json.Unmarshal(params, &c); err != nil {
+		return c, fmt.Errorf("journal: settings: %w", err)
+	}
+	if c.Topology == "" {
+		return c, fmt.Errorf("journal: settings: %w: they name no topology", ErrInvalid)
+	}
+	return c, nil
+}
+
+// Same compares by meaning: an empty list and none are the same.
+func (c Config) Same(o Config) bool {
+	left, errLeft := json.Marshal(c)
+	right, errRight := json.Marshal(o)
+	return errLeft == nil && errRight == nil && bytes.Equal(left, right)
 }
 
 // Validate checks the values that can be judged without looking at the host.

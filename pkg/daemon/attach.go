@@ -59,7 +59,7 @@ func (d *Daemon) attach(ctx context.Context) error {
 		if err := d.guardian.Await(ctx); err != nil {
 			return err
 		}
-		if err := d.resolver.TakeOver(takeOver(c)); err != nil {
+		if err := d.resolver.TakeOver(host.TakeOver(c)); err != nil {
 			return err
 		}
 	}
@@ -175,16 +175,7 @@ func (d *Daemon) inspectResolver() error {
 	if s.config.Resolver != config.ResolverTakeover {
 		return nil
 	}
-	return takeOver(s.config).Refused(s.inspection)
-}
-
-// takeOver is what the resolver file is to be taken over with.
-func takeOver(c config.Config) resolvconf.TakeOver {
-	return resolvconf.TakeOver{
-		Nameservers:    []netip.Addr{plan.Loopback4},
-		UpstreamsGiven: len(c.Upstreams) > 0,
-		InPlace:        c.InPlace, OverrideImmutable: c.OverrideImmutable,
-	}
+	return host.TakeOver(s.config).Refused(s.inspection)
 }
 
 func addresses(servers []netip.AddrPort) []netip.Addr {

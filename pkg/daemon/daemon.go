@@ -4,7 +4,6 @@ package daemon
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
@@ -73,14 +72,6 @@ type Daemon struct {
 	unclaimed time.Time // since when nobody has taken the port of a KubeSwitch address that came
 }
 
-// CheckPrivilege fails if this process can't change the host. The verb is the command that wants to.
-func CheckPrivilege(verb string) error {
-	if os.Geteuid() != 0 {
-		return fmt.Errorf("%s: %w: run it as root: sudo k2s-dnsbpf %s", verb, os.ErrPermission, verb)
-	}
-	return nil
-}
-
 // memoryLimit is where the garbage collector begins to work harder, in octets: well above what a busy forwarder takes, and
 // below MemoryMax of the unit. The environment variable GOMEMLIMIT overrides it.
 const memoryLimit = 256 << 20
@@ -143,7 +134,7 @@ func (d *Daemon) run(ctx context.Context, ready func(status.Report)) (err error)
 
 // acquire takes the host's lock, and undoes what an attachment left that died without detaching.
 func (d *Daemon) acquire() error {
-	if err := CheckPrivilege("attach"); err != nil {
+	if err := rundir.CheckPrivilege("attach"); err != nil {
 		return err
 	}
 	owned, err := rundir.Acquire(d.now.config)
@@ -179,8 +170,8 @@ func (d *Daemon) acquire() error {
 
 // canAdopt reports whether a dead daemon's attachment has its things where ours will have them. Else it must be undone.
 func (d *Daemon) canAdopt(header state.Header) bool {
-	var old config.Config
-	if err := json.Unmarshal(header.Params, &old); err != nil {
+	old, err := config.FromJournal(header.Params)
+	if err != nil {
 		return false
 	}
 	return old.BPF && d.now.config.BPF && old.BPFFS == d.now.config.BPFFS && old.ResolvConf == d.now.config.ResolvConf &&

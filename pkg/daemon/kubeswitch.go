@@ -16,7 +16,6 @@ import (
 
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/config"
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/diagnose"
-	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/guardian"
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/netdev"
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/plan"
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/rundir"
@@ -129,7 +128,7 @@ func isTaken(ctx context.Context, address netip.AddrPort) bool {
 
 // findHolder looks for the process with a port among all there are.
 func findHolder(address netip.AddrPort) (name string, ours bool) {
-	host := diagnose.Host{Ours: isOurs}
+	host := diagnose.Host{Ours: rundir.IsOurs}
 	name = plan.HolderNobody
 	for _, socket := range host.DNSSockets() {
 		// The exact address before one that stands for all.
@@ -139,8 +138,6 @@ func findHolder(address netip.AddrPort) (name string, ours bool) {
 	}
 	return name, ours
 }
-
-func isOurs(pid int) bool { return rundir.NameOf(pid) == rundir.Name || guardian.Is(pid) }
 
 // followHolder notices a server at the KubeSwitch address that comes, goes, or is started again. A port that nobody takes
 // who comes with the address becomes ours; one that a server had is left to it.

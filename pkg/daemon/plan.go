@@ -4,27 +4,19 @@ package daemon
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"path/filepath"
 
 	"go.uber.org/zap"
 
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/config"
-	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/handover"
-	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/host"
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/resolvconf"
-	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/rundir"
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/state"
-	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/status"
 )
 
 // Plan says what an attach with this configuration would do, one line for each step, and fails where that would fail.
 // It changes nothing: for a moment it listens on the addresses, as the check of an attach does.
 func Plan(ctx context.Context, c config.Config, log *zap.Logger) (lines []string, err error) {
-	if pid, held := state.Holder(rundir.Lock(c)); held {
-		return []string{planBeside(pid, c)}, nil
-	}
 	ctx, cancel := context.WithTimeout(ctx, c.Wait)
 	defer cancel()
 	d := New(c, "", log)
@@ -59,43 +51,6 @@ func Plan(ctx context.Context, c config.Config, log *zap.Logger) (lines []string
 		for _, reason := range inspection.OwnerReasons {
 			lines = append(lines, "owner: "+reason)
 		}
-	}
-	return lines, nil
-}
-
-// planBeside says what an attach does while a daemon is attached.
-func planBeside(pid int, c config.Config) string {
-	journal, err := state.Open(c.StateDir)
-	if err == nil {
-		var now config.Config
-		if err := json.Unmarshal(journal.Header().Params, &now); err == nil && !sameSettings(now, c) {
-			return fmt.Sprintf("attached already, by process %d: go over to these settings, without a gap", pid)
-		}
-	}
-	return fmt.Sprintf("nothing: attached already, by process %d", pid)
-}
-
-// PlanDetach says what a detach would do. It changes nothing.
-func PlanDetach(c config.Config) (lines []string, err error) {
-	journal, err := state.Open(c.StateDir)
-	if err != nil {
-		return nil, err
-	}
-	if pid, held := state.Holder(rundir.Lock(c)); held {
-		lines = append(lines, fmt.Sprintf("end the daemon, process %d", pid))
-	}
-	lines = append(lines, host.DescribeUndo(journal)...)
-	var lingers status.Report
-	handover.Report(&lingers, c)
-	if l := lingers.Lingering; l != nil {
-		what := "leave"
-		if c.Linger == 0 {
-			what = "end"
-		}
-		lines = append(lines, fmt.Sprintf("%s process %d, which lingers", what, l.PID))
-	}
-	if len(lines) == 0 {
-		lines = []string{"nothing: not attached"}
 	}
 	return lines, nil
 }

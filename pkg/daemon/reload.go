@@ -3,9 +3,7 @@
 package daemon
 
 import (
-	"bytes"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 
@@ -30,20 +28,13 @@ type reload struct {
 // Reload implements control.Handler. It may be called once Run has called ready.
 func (d *Daemon) Reload(ctx context.Context, c config.Config) (changed bool, err error) {
 	seen := d.seen.Load()
-	if sameSettings(c, seen.config) && !seen.source.Outdated() {
+	if c.Same(seen.config) && !seen.source.Outdated() {
 		return false, nil
 	}
 	if err := d.reload(ctx, seen.config, c); err != nil {
 		return false, fmt.Errorf("attach with new settings: %w (the old ones stay)", err)
 	}
 	return true, nil
-}
-
-// sameSettings compares by meaning: an empty list and none are the same.
-func sameSettings(a, b config.Config) bool {
-	left, errLeft := json.Marshal(a)
-	right, errRight := json.Marshal(b)
-	return errLeft == nil && errRight == nil && bytes.Equal(left, right)
 }
 
 // reload prepares the new source of endpoints beside the old one, which goes on working, and has serve switch over to it.
@@ -56,7 +47,7 @@ func (d *Daemon) reload(ctx context.Context, now, c config.Config) error {
 	fixed.EndpointPreference, fixed.NodeName = now.EndpointPreference, now.NodeName
 	fixed.Allowed, fixed.Pods, fixed.ClusterDNS = now.Allowed, now.Pods, now.ClusterDNS
 	fixed.Wait, fixed.Linger, fixed.OnForeignChange = now.Wait, now.Linger, now.OnForeignChange
-	if !sameSettings(fixed, now) {
+	if !fixed.Same(now) {
 		return fmt.Errorf("%w: topology, resolver, KubeSwitch address, --no-bpf, log level and paths: detach first", ErrNeedsDetach)
 	}
 	ctx, cancel := context.WithTimeout(ctx, c.Wait)

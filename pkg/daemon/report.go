@@ -3,26 +3,15 @@
 package daemon
 
 import (
-	"context"
-	"encoding/json"
-	"errors"
 	"fmt"
-	"net/netip"
 	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"time"
 
-	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/config"
-	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/control"
-	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/guardian"
-	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/handover"
+	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/forwarder"
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/host"
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/plan"
-	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/resolvconf"
-	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/rundir"
-	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/state"
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/status"
 )
 
@@ -30,7 +19,7 @@ import (
 func (d *Daemon) Report() status.Report {
 	seen := d.seen.Load()
 	report := d.known(seen)
-	fillResolver(&report, d.resolver, seen.config, d.keeper, "")
+	host.ReportResolver(&report, d.resolver, seen.config, d.keeper, "")
 	host.ReportDatapath(&report, seen.config, d.journal)
 	report.Datapath.Events = seen.events
 	report.Healthy = len(report.Problems) == 0
@@ -68,7 +57,9 @@ func (d *Daemon) known(s *attachment) status.Report {
 	if report.Guardian, problem = d.guardian.Report(); problem != "" {
 		report.Problems = append(report.Problems, problem)
 	}
-	report.Resolver.SteeredAt = texts(s.desired.SteeredAt)
+	for _, address := range s.desired.SteeredAt {
+		report.Resolver.SteeredAt = append(report.Resolver.SteeredAt, address.String())
+	}
 	return report
 }
 
@@ -126,142 +117,19 @@ func (s *attachment) discovery(now time.Time) *status.Discovery {
 	return report
 }
 
-// fillResolver adds what the file system says, which is so with or without a daemon. The remedy is for a file that is not
-// ours, without one.
-func fillResolver(report *status.Report, manager *resolvconf.Manager, c config.Config, keeper *resolvconf.Keeper, remedy string) {
-	report.Resolver.File = c.ResolvConf
-	inspection, err := manager.Inspect()
-	if err != nil {
-		report.Problems = append(report.Problems, err.Error())
+// loopMemory is how long a query that came back makes an attachment unhealthy. A loop that is still there is seen again
+// within that time: names that a cluster does not know are asked all the time.
+const loopMemory = 5 * time.Minute
+
+// fillLoop says who forwards to us, if one of our queries came back of late.
+func fillLoop(report *status.Report, loop *forwarder.Loop) {
+	if loop == nil || time.Since(loop.At) > loopMemory {
 		return
 	}
-	report.Resolver.State = string(inspection.State)
-	report.Resolver.Owner = string(inspection.Owner)
-	report.Resolver.OwnerReasons = inspection.OwnerReasons
-	report.Resolver.Search = append(report.Resolver.Search, inspection.File.Search...)
-	for _, skip := range slices.Concat(inspection.File.Skipped, inspection.Dropped) {
-		report.Resolver.Skipped = append(report.Resolver.Skipped, skip.String())
+	report.Forwarder.Loop = fmt.Sprintf("%s asked us for %s, which we had asked it for, at %s", loop.From, loop.Name, loop.At.UTC().Format(time.RFC3339))
+	who, remedy := "an upstream", "name other servers with --upstream"
+	if loop.Zone != "" {
+		who, remedy = "cluster DNS", "let its Corefile forward to the host's former servers"
 	}
-	if !report.Attached {
-		for _, upstream := range inspection.Upstreams {
-			report.Resolver.Upstreams = append(report.Resolver.Upstreams, upstream.Addr.String())
-		}
-		return
-	}
-	if c.Resolver == config.ResolverTransparent {
-		report.Resolver.State = string(c.Resolver)
-		if report.Resolver.SteeredAt == nil { // the daemon knows better
-			report.Resolver.SteeredAt = texts(plan.LoopbackOf(inspection.File.Nameservers))
-		}
-	}
-	standing := resolvconf.StandingUnsettled
-	if keeper != nil {
-		standing = keeper.Standing()
-		report.Resolver.Events = resolverEvents(keeper.Events())
-	}
-	judgeResolver(report, inspection, c, standing, remedy)
-}
-
-func texts(addresses []netip.Addr) (texts []string) {
-	for _, address := range addresses {
-		texts = append(texts, address.String())
-	}
-	return texts
-}
-
-// Status reports on this host: what the daemon says if it answers, else what can be seen without it.
-func Status(ctx context.Context, c config.Config) (status.Report, error) {
-	var report status.Report
-	report, err := control.Status(ctx, c)
-	if err == nil {
-		return report, nil
-	}
-	var problem, remedy string
-	switch {
-	case ctx.Err() != nil:
-		return status.Report{}, err
-	case errors.Is(err, control.ErrNoDaemon) && rundir.Orphan(c) != 0:
-		remedy = "run k2s-dnsbpf detach, which finds it, and attach again"
-		problem = fmt.Sprintf("the daemon, process %d, can't be asked: its run or state directory is another one or was removed: %s", rundir.Orphan(c), remedy)
-	case errors.Is(err, control.ErrNoDaemon):
-		remedy = "run k2s-dnsbpf attach again, or detach"
-		problem = "the daemon is dead: " + remedy
-	case errors.Is(err, control.ErrNotServing):
-		remedy = "ask again when it has ended"
-		problem = "an attach or detach is at work: " + remedy
-	default:
-		remedy = "the daemon takes it over again when it goes on; k2s-dnsbpf detach ends that one"
-		problem = fmt.Sprintf("%s: see %s, or end it with k2s-dnsbpf detach", err, filepath.Join(c.RunDir, rundir.LogFile))
-	}
-	report = status.Report{Resolver: status.Resolver{File: c.ResolvConf}}
-
-	journal, err := state.Open(c.StateDir)
-	if errors.Is(err, os.ErrPermission) {
-		// There is a journal, so this host is attached.
-		report.Attached, report.Resolver.State = true, "unknown"
-		report.Problems = []string{problem, "the journal is readable by root only: run sudo k2s-dnsbpf status"}
-		return report, nil
-	}
-	if err != nil {
-		return status.Report{}, err
-	}
-	header := journal.Header()
-	if len(header.Params) > 0 {
-		// The running attachment's paths count, not this command's, into whose slices decoding would write: doctor asks while
-		// others read them.
-		attached := config.Default()
-		if err := json.Unmarshal(header.Params, &attached); err != nil {
-			return status.Report{}, fmt.Errorf("journal: settings: %w", err)
-		}
-		c = attached
-	}
-	manager, err := resolvconf.New(resolvconf.Options{Path: c.ResolvConf, StateDir: c.StateDir, Journal: journal})
-	if err != nil {
-		return status.Report{}, err
-	}
-	report.Attached = host.IsAttached(journal, manager)
-	if report.Attached {
-		report.Topology, report.Version, report.Kubeconfig = string(c.Topology), header.Version, c.Kubeconfig
-		since := header.Since.UTC().Truncate(time.Second)
-		report.Since = &since
-		zones, err := plan.ConfiguredZones(c)
-		if err != nil {
-			return status.Report{}, err
-		}
-		for _, zone := range zones { // what was discovered, the daemon alone knew
-			report.Zones = append(report.Zones, status.Zone{Name: zone.Name, Group: "cluster", Source: zone.Source})
-		}
-		report.Problems = append(report.Problems, problem)
-	}
-	fillGuardian(&report, c)
-	handover.Report(&report, c)
-	fillResolver(&report, manager, c, nil, remedy)
-	host.ReportDatapath(&report, c, journal)
-	slices.Sort(report.Problems)
-	return report, nil
-}
-
-// fillGuardian adds what a guardian has done where the daemon does not answer.
-func fillGuardian(report *status.Report, c config.Config) {
-	record, err := guardian.ReadRecord(c)
-	if err != nil || record.Restored == nil {
-		return
-	}
-	report.Guardian = &status.Guardian{PID: record.PID, Restored: record.Restored, Outcome: record.Outcome}
-	what := "daemon dead"
-	if record.Hangs {
-		what = "daemon hangs"
-	} else {
-		report.Guardian.PID = 0 // it has ended
-	}
-	when := record.Restored.Format(time.RFC3339)
-	switch {
-	case len(record.Outcome) == 0:
-		what += "; the guardian found nothing to restore at " + when
-	case strings.Contains(record.Outcome[0], string(resolvconf.Restored)):
-		what += "; resolver restored by the guardian at " + when
-	default:
-		what += "; the guardian looked at the resolver at " + when + ": " + strings.Join(record.Outcome, "; ")
-	}
-	report.Problems = append(report.Problems, what)
+	report.Problems = append(report.Problems, fmt.Sprintf("%s forwards to us: %s: %s", who, report.Forwarder.Loop, remedy))
 }

@@ -9,8 +9,8 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/config"
+	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/host"
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/resolvconf"
-	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/status"
 )
 
 // evidence is what the keeper asks of a watcher. It is there before one is, and stays without if none can be had.
@@ -35,7 +35,7 @@ func (e *evidence) Writer(name string) string {
 func (d *Daemon) keepResolver() {
 	d.evidence = new(evidence)
 	d.keeper = resolvconf.NewKeeper(resolvconf.KeeperOptions{
-		Manager: d.resolver, TakeOver: takeOver(d.now.config), Evidence: d.evidence,
+		Manager: d.resolver, TakeOver: host.TakeOver(d.now.config), Evidence: d.evidence,
 		Servers: d.followServers, Logger: d.log.Named("resolver"),
 	}, d.now.inspection)
 }
@@ -95,45 +95,4 @@ func (d *Daemon) followServers(now resolvconf.Inspection) error {
 	}
 	d.log.Info("servers", zap.Stringers("upstreams", d.now.desired.Forward.Upstreams), zap.String("path", now.Target))
 	return nil
-}
-
-func resolverEvents(events []resolvconf.Event) []status.ResolverEvent {
-	out := make([]status.ResolverEvent, 0, len(events))
-	for _, e := range events {
-		event := status.ResolverEvent{Time: e.Time.UTC().Truncate(time.Millisecond), What: e.What, By: e.By, Action: e.Action, Count: e.Count}
-		if e.Count > 1 {
-			last := e.Last.UTC().Truncate(time.Millisecond)
-			event.Last = &last
-		}
-		out = append(out, event)
-	}
-	return out
-}
-
-// judgeResolver says what it means that the file is not ours. The host's programs then ask others, who know nothing of
-// the cluster.
-func judgeResolver(report *status.Report, inspection resolvconf.Inspection, c config.Config, standing resolvconf.Standing, remedy string) {
-	if c.Resolver != config.ResolverTakeover {
-		return
-	}
-	problem := func(remedy string) {
-		report.Problems = append(report.Problems,
-			fmt.Sprintf("%s is %s: programs do not ask k2s-dnsbpf: %s", c.ResolvConf, report.Resolver.State, remedy))
-	}
-	covered := inspection.Type == resolvconf.TypeBindMount && inspection.State != resolvconf.StateOurs
-	switch {
-	case standing == resolvconf.StandingContended:
-		report.Resolver.State = string(resolvconf.StandingContended)
-		problem("others keep rewriting it: it is taken over again once they are quiet: stop them, or attach with --on-foreign-change yield")
-	case covered:
-		report.Resolver.State = string(resolvconf.StateForeign)
-		problem("a mount covers it: unmount it")
-	case inspection.State == resolvconf.StateOurs:
-	case standing == resolvconf.StandingYielded:
-		report.Resolver.Note = "left in place, as onForeignChange says"
-	case report.PID != 0:
-		problem("it is taken over again as soon as it is complete")
-	default:
-		problem(remedy)
-	}
 }

@@ -5,81 +5,13 @@ package daemon
 import (
 	"encoding/json"
 	"net/netip"
-	"reflect"
 	"testing"
-	"time"
 
 	"go.uber.org/zap"
 
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/config"
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/state"
 )
-
-func TestSameSettings(t *testing.T) {
-	if !sameSettings(config.Default(), config.Default()) {
-		t.Error("the defaults are not the same as themselves")
-	}
-	// An empty list says no more than none.
-	empty := config.Default()
-	empty.DNSEndpoints, empty.Upstreams, empty.ClusterDNS = []netip.AddrPort{}, []netip.AddrPort{}, []netip.Addr{}
-	empty.ServiceCIDRs, empty.PodCIDRs, empty.Allowed = []netip.Prefix{}, []netip.Prefix{}, []netip.Prefix{}
-	empty.Pods = []string{}
-	if !sameSettings(empty, config.Default()) {
-		t.Error("empty lists are not the same as none")
-	}
-	// What crossed the control socket is the same as before.
-	full := config.Default()
-	full.DNSEndpoints = []netip.AddrPort{endpointA, endpointC}
-	full.Allowed = []netip.Prefix{netip.MustParsePrefix("172.19.1.0/24")}
-	full.KubeSwitchAddress = config.DefaultKubeSwitchAddress
-	wire, err := json.Marshal(full)
-	if err != nil {
-		t.Fatal(err)
-	}
-	var crossed config.Config
-	if err := json.Unmarshal(wire, &crossed); err != nil {
-		t.Fatal(err)
-	}
-	if !sameSettings(full, crossed) {
-		t.Error("settings that crossed the socket are others")
-	}
-
-	// Each field counts, also one that is added later.
-	kind := reflect.TypeFor[config.Config]()
-	for i := range kind.NumField() {
-		changed := config.Default()
-		field := reflect.ValueOf(&changed).Elem().Field(i)
-		switch field.Interface().(type) {
-		case string, config.Topology, config.ResolverMode, config.EndpointPreference, config.ChangePolicy:
-			field.SetString(field.String() + "x")
-		case bool:
-			field.SetBool(!field.Bool())
-		case time.Duration:
-			field.SetInt(field.Int() + 1)
-		case []string:
-			field.Set(reflect.ValueOf(append([]string{"x"}, field.Interface().([]string)...)))
-		case []netip.AddrPort:
-			field.Set(reflect.ValueOf([]netip.AddrPort{endpointA}))
-		case []netip.Prefix:
-			field.Set(reflect.ValueOf(full.Allowed))
-		case []netip.Addr:
-			field.Set(reflect.ValueOf([]netip.Addr{endpointA.Addr()}))
-		case netip.Addr:
-			field.Set(reflect.ValueOf(endpointA.Addr()))
-		default:
-			t.Fatalf("field %s is of a type that this test does not know", kind.Field(i).Name)
-		}
-		if sameSettings(changed, config.Default()) || sameSettings(config.Default(), changed) {
-			t.Errorf("another %s is taken for the same settings", kind.Field(i).Name)
-		}
-	}
-	// The order of a list may matter: of upstreams the first one is asked first.
-	swapped := full
-	swapped.DNSEndpoints = []netip.AddrPort{endpointC, endpointA}
-	if sameSettings(full, swapped) {
-		t.Error("another order is taken for the same")
-	}
-}
 
 func TestCanAdopt(t *testing.T) {
 	base := config.Default()

@@ -66,8 +66,6 @@ const (
 	lifelineFD = 3
 	pidFD      = 4 // of the daemon, pidfd_open(2)
 
-	// comm is a guardian's name in lists of processes. It must not be a daemon's.
-	comm = "k2s-guardian"
 )
 
 // Record is the file, in the run directory, by which a guardian tells who it is and what it has done.
@@ -152,7 +150,7 @@ func Run(c config.Config, restorer Restorer, log *zap.Logger, flush func()) erro
 // disguise makes the process what it should be to others: known by name, and the last that the kernel's memory killer
 // takes. Neither is worth an error: in a container the second may not be allowed.
 func (g *process) disguise() {
-	for path, value := range map[string]string{"/proc/self/comm": comm, "/proc/self/oom_score_adj": "-1000"} {
+	for path, value := range map[string]string{"/proc/self/comm": rundir.GuardianName, "/proc/self/oom_score_adj": "-1000"} {
 		if err := os.WriteFile(path, []byte(value), 0o644); err != nil {
 			g.log.Debug("guardian", zap.String("path", path), zap.Error(err))
 		}
@@ -327,5 +325,5 @@ func (g *process) save() {
 
 // Is tells a guardian that has the lock from a daemon.
 func Is(pid int) bool {
-	return rundir.NameOf(pid) == comm
+	return rundir.NameOf(pid) == rundir.GuardianName
 }

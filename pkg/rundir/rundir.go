@@ -199,3 +199,21 @@ func AwaitEnd(pid int, limit time.Duration) bool {
 		}
 	}
 }
+
+// CheckPrivilege fails if this process can't change the host. The verb is the command that wants to.
+func CheckPrivilege(verb string) error {
+	if os.Geteuid() != 0 {
+		return fmt.Errorf("%s: %w: run it as root: sudo k2s-dnsbpf %s", verb, os.ErrPermission, verb)
+	}
+	return nil
+}
+
+// GuardianName is Name for a guardian.
+const GuardianName = "k2s-guardian"
+
+// IsOurs reports whether a process calls itself what ours do. It is for what is said to people: who owns something is known
+// by what it holds.
+func IsOurs(pid int) bool {
+	name := NameOf(pid)
+	return name == Name || name == GuardianName
+}

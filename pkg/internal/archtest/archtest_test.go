@@ -26,7 +26,8 @@ var leaves = []string{"pkg/internal/errno", "pkg/internal/peer", "pkg/internal/s
 // rooms says which packages of ours, besides leaves, each package may import, on whichever operating system. Rooms below the daemon know
 // only leaves; the daemon joins them. Packages of the test module need no row if they import none of ours.
 var rooms = map[string][]string{
-	"cmd/k2s-dnsbpf":             {"pkg/config", "pkg/control", "pkg/daemon", "pkg/diagnose", "pkg/guardian", "pkg/host", "pkg/rundir", "pkg/status"},
+	"cmd/k2s-dnsbpf":             {"pkg/client", "pkg/config", "pkg/control", "pkg/daemon", "pkg/diagnose", "pkg/guardian", "pkg/host", "pkg/rundir", "pkg/status"},
+	"pkg/client":                 {"pkg/config", "pkg/control", "pkg/datapath", "pkg/diagnose", "pkg/discovery", "pkg/forwarder", "pkg/guardian", "pkg/handover", "pkg/host", "pkg/netdev", "pkg/plan", "pkg/resolvconf", "pkg/rundir", "pkg/state", "pkg/status"},
 	"pkg/config":                 {},
 	"pkg/control":                {"pkg/config", "pkg/rundir", "pkg/state", "pkg/status"},
 	"pkg/daemon":                 {"pkg/config", "pkg/control", "pkg/datapath", "pkg/diagnose", "pkg/discovery", "pkg/forwarder", "pkg/guardian", "pkg/handover", "pkg/host", "pkg/netdev", "pkg/plan", "pkg/resolvconf", "pkg/rundir", "pkg/state", "pkg/status"},
@@ -73,7 +74,7 @@ var testRooms = map[string][]string{
 
 // linuxOnly are the rooms that are empty on other operating systems. All others have something in them on each of systems, and import none
 // of these there.
-var linuxOnly = []string{"pkg/control", "pkg/daemon", "pkg/datapath", "pkg/guardian", "pkg/handover", "pkg/host", "pkg/internal/peer", "pkg/internal/peer/peertest", "pkg/netdev", "pkg/rundir"}
+var linuxOnly = []string{"pkg/client", "pkg/control", "pkg/daemon", "pkg/datapath", "pkg/guardian", "pkg/handover", "pkg/host", "pkg/internal/peer", "pkg/internal/peer/peertest", "pkg/netdev", "pkg/rundir"}
 
 var systems = []string{"darwin", "linux", "windows"}
 
@@ -91,10 +92,10 @@ var (
 var owners = map[string][]string{
 	"github.com/cilium/ebpf":         {"pkg/datapath"},
 	"github.com/coredns/caddy":       {"pkg/discovery"},
-	"github.com/miekg/dns":           {"pkg/daemon", "pkg/diagnose", "pkg/forwarder", "pkg/internal/pktgen"},
+	"github.com/miekg/dns":           {"pkg/client", "pkg/daemon", "pkg/diagnose", "pkg/forwarder", "pkg/internal/pktgen"},
 	"github.com/spf13/":              {"cmd/k2s-dnsbpf"},
 	"github.com/vishvananda/netlink": {"pkg/netdev"},
-	"go.uber.org/zap":                {"cmd/k2s-dnsbpf", "pkg/control", "pkg/daemon", "pkg/discovery", "pkg/forwarder", "pkg/guardian", "pkg/handover", "pkg/host", "pkg/resolvconf"},
+	"go.uber.org/zap":                {"cmd/k2s-dnsbpf", "pkg/client", "pkg/control", "pkg/daemon", "pkg/discovery", "pkg/forwarder", "pkg/guardian", "pkg/handover", "pkg/host", "pkg/resolvconf"},
 	"go.yaml.in/yaml":                {"pkg/config", "pkg/diagnose", "pkg/status"},
 	"golang.org/x/net/publicsuffix":  {"pkg/daemon", "pkg/plan"},
 	"golang.org/x/sys/":              everyone,

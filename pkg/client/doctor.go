@@ -1,13 +1,11 @@
 //go:build linux
 
-package daemon
+package client
 
 import (
 	"context"
 	"crypto/rand"
-	"encoding/json"
 	"errors"
-	"fmt"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -25,41 +23,24 @@ import (
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/netdev"
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/plan"
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/resolvconf"
+	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/rundir"
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/state"
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/status"
 )
-
-// loopMemory is how long a query that came back makes an attachment unhealthy. A loop that is still there is seen again
-// within that time: names that a cluster does not know are asked all the time.
-const loopMemory = 5 * time.Minute
-
-// fillLoop says who forwards to us, if one of our queries came back of late.
-func fillLoop(report *status.Report, loop *forwarder.Loop) {
-	if loop == nil || time.Since(loop.At) > loopMemory {
-		return
-	}
-	report.Forwarder.Loop = fmt.Sprintf("%s asked us for %s, which we had asked it for, at %s", loop.From, loop.Name, loop.At.UTC().Format(time.RFC3339))
-	who, remedy := "an upstream", "name other servers with --upstream"
-	if loop.Zone != "" {
-		who, remedy = "cluster DNS", "let its Corefile forward to the host's former servers"
-	}
-	report.Problems = append(report.Problems, fmt.Sprintf("%s forwards to us: %s: %s", who, report.Forwarder.Loop, remedy))
-}
 
 // Doctor examines this host, attached or not. It changes nothing, works for every user as far as that one can see, and
 // takes a few seconds at most.
 func Doctor(ctx context.Context, c config.Config) diagnose.Examination {
 	if journal, err := state.Open(c.StateDir); err == nil && len(journal.Header().Params) > 0 {
 		// The attachment's own settings count, as in Status. If they can't be read, those of the command do.
-		// Not onto the command's: decoding writes into its slices, which others read meanwhile.
-		if attached := config.Default(); json.Unmarshal(journal.Header().Params, &attached) == nil {
+		if attached, err := config.FromJournal(journal.Header().Params); err == nil {
 			c = attached
 		}
 	}
 	host := diagnose.Host{
 		ResolvConf: c.ResolvConf, PodFile: filepath.Join(c.StateDir, resolvconf.KubeletFile),
 		Servers: func(content []byte) []netip.Addr { return resolvconf.Parse(content).Nameservers },
-		Ours:    isOurs,
+		Ours:    rundir.IsOurs,
 	}
 	looks := append(host.Looks(),
 		diagnose.Look{Name: "the daemon and the resolver file", Do: func(ctx context.Context) func(*diagnose.Facts) { return lookAtAttachment(ctx, c) }},
@@ -166,7 +147,7 @@ func lookAtResolver(c config.Config, report status.Report, served []netip.AddrPo
 
 // refusals are those that this configuration does not get over.
 func refusals(c config.Config, inspection resolvconf.Inspection) (out []string) {
-	t := takeOver(c)
+	t := host.TakeOver(c)
 	for _, refusal := range inspection.Refusals {
 		if t.Refused(resolvconf.Inspection{Refusals: []error{refusal}}) != nil {
 			out = append(out, refusal.Error())

@@ -1,6 +1,6 @@
 //go:build linux
 
-package daemon
+package client
 
 import (
 	"context"
@@ -25,7 +25,7 @@ var ErrInUse = errors.New("the daemon is attached and needs its resolver file")
 // is parked beside the file. Beside a daemon that hangs it does the same as that one's guardian; beside one that works it
 // changes nothing and fails with ErrInUse.
 func Restore(ctx context.Context, c config.Config, log *zap.Logger) (done []string, err error) {
-	if err := CheckPrivilege("restore"); err != nil {
+	if err := rundir.CheckPrivilege("restore"); err != nil {
 		return nil, err
 	}
 	ctx, cancel := context.WithTimeout(ctx, stopTimeout)
