@@ -1,5 +1,3 @@
-//go:build linux
-
 package control
 
 import (
@@ -15,11 +13,11 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/config"
+	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/internal/errno"
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/rundir"
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/state"
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/status"
@@ -150,9 +148,9 @@ func dialControl(ctx context.Context, socket string) (net.Conn, error) {
 	for {
 		conn, err := new(net.Dialer).DialContext(ctx, "unix", socket)
 		switch {
-		case errors.Is(err, os.ErrNotExist), errors.Is(err, unix.ECONNREFUSED), errors.Is(err, unix.ECONNRESET):
+		case errors.Is(err, os.ErrNotExist), errno.Is(err, syscall.ECONNREFUSED, syscall.ECONNRESET):
 			return nil, fmt.Errorf("%w: %w", ErrGone, err)
-		case !errors.Is(err, unix.EAGAIN):
+		case !errno.Is(err, syscall.EAGAIN):
 			return conn, err
 		}
 		select {

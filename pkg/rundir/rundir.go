@@ -1,5 +1,3 @@
-//go:build linux
-
 package rundir
 
 import (
@@ -8,13 +6,10 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"strings"
-	"time"
-
-	"golang.org/x/sys/unix"
+	"syscall"
 
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/config"
-	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/internal/safefile"
+	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/internal/errno"
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/state"
 )
 
@@ -122,10 +117,8 @@ func RemoveLock(c config.Config, lock *state.Locked) error {
 // RemoveIfEmpty removes a directory of ours, unless something is in it, or it is a mount, as in a container.
 func RemoveIfEmpty(dir string) error {
 	err := os.Remove(dir)
-	for _, fine := range []error{os.ErrNotExist, unix.ENOTEMPTY, unix.EBUSY, unix.EROFS} {
-		if errors.Is(err, fine) {
-			return nil
-		}
+	if errors.Is(err, os.ErrNotExist) || errno.Is(err, syscall.ENOTEMPTY, syscall.EBUSY, syscall.EROFS) {
+		return nil
 	}
 	return err
 }
@@ -154,66 +147,10 @@ func sameNetwork(pid int) bool {
 	return err != nil || os.SameFile(mine, theirs)
 }
 
-// Name is what lists of processes have for a daemon, whatever the file of its program is called.
-const Name = "k2s-dnsbpf"
-
-// SetName gives this process a name in lists of processes. That it may not, in a container, is no harm.
-func SetName(name string) { _ = os.WriteFile("/proc/self/comm", []byte(name), 0o644) }
-
-// NameOf is what lists of processes have for one; "" if it is gone.
-func NameOf(pid int) string {
-	name, err := safefile.ReadFile(context.Background(), fmt.Sprintf("/proc/%d/comm", pid), 64)
-	if err != nil {
-		return ""
-	}
-	return strings.TrimSpace(string(name))
-}
-
-// Terminate asks a process to end. One that is stopped is continued, or it would never see the signal.
-func Terminate(pid int) error {
-	return errors.Join(Signal(pid, unix.SIGTERM), Signal(pid, unix.SIGCONT))
-}
-
-// Signal sends a signal. One that has ended gets none, which is no error.
-func Signal(pid int, signal unix.Signal) error {
-	if pid <= 0 { // kill(2) would take that for a group
-		return errors.New("the process can't be seen from here: run this where it was started, such as in its container")
-	}
-	if err := unix.Kill(pid, signal); err != nil && !errors.Is(err, unix.ESRCH) {
-		return fmt.Errorf("send %s to process %d: %w", unix.SignalName(signal), pid, err)
-	}
-	return nil
-}
-
-// AwaitEnd waits until a process has ended, and with it all that it had open, and reports whether it has.
-func AwaitEnd(pid int, limit time.Duration) bool {
-	fd, err := unix.PidfdOpen(pid, 0)
-	if err != nil {
-		return errors.Is(err, unix.ESRCH)
-	}
-	defer unix.Close(fd)
-	for end := time.Now().Add(limit); ; {
-		n, err := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, max(0, int(time.Until(end).Milliseconds())))
-		if !errors.Is(err, unix.EINTR) {
-			return err == nil && n > 0
-		}
-	}
-}
-
 // CheckPrivilege fails if this process can't change the host. The verb is the command that wants to.
 func CheckPrivilege(verb string) error {
 	if os.Geteuid() != 0 {
 		return fmt.Errorf("%s: %w: run it as root: sudo k2s-dnsbpf %s", verb, os.ErrPermission, verb)
 	}
 	return nil
-}
-
-// GuardianName is Name for a guardian.
-const GuardianName = "k2s-guardian"
-
-// IsOurs reports whether a process calls itself what ours do. It is for what is said to people: who owns something is known
-// by what it holds.
-func IsOurs(pid int) bool {
-	name := NameOf(pid)
-	return name == Name || name == GuardianName
 }

@@ -1,5 +1,5 @@
-// Package errno says by which number of POSIX a system call failed. Windows has numbers of its own for sockets, which compare equal to none
-// of those in package syscall. It is a leaf; every room may use it.
+// Package errno says by which number of POSIX a system call failed. Windows has numbers of its own, of which those of sockets
+// compare equal to none of those in package syscall. It is a leaf; every room may use it.
 package errno
 
 import (

@@ -1,5 +1,3 @@
-//go:build linux
-
 package control
 
 import (
@@ -22,35 +20,8 @@ import (
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/status"
 )
 
-// What can be asked for.
-const (
-	pathStatus = "/status"
-	pathReload = "/reload" // the order is a configuration
-	pathDetach = "/detach"
-)
-
 // reportFor is how old a report may be that an ordinary user gets.
 const reportFor = time.Second
-
-// DetachLimit is how long the resolver file may take to be put back.
-const DetachLimit = 3 * time.Second
-
-// DetachOrder is how long the daemon is to linger at least.
-type DetachOrder struct {
-	Linger time.Duration `json:"linger"`
-}
-
-// DetachResult is what was done to the resolver file, a line each. With an error the daemon stays attached.
-type DetachResult struct {
-	Done  []string `json:"done,omitempty"`
-	Error string   `json:"error,omitempty"`
-}
-
-// ReloadResult is what came of new settings. With an error the old ones stay.
-type ReloadResult struct {
-	Changed bool   `json:"changed"`
-	Error   string `json:"error,omitempty"`
-}
 
 type peerKey struct{}
 

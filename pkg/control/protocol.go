@@ -1,0 +1,30 @@
+package control
+
+import "time"
+
+// What can be asked for.
+const (
+	pathStatus = "/status"
+	pathReload = "/reload" // the order is a configuration
+	pathDetach = "/detach"
+)
+
+// DetachLimit is how long the resolver file may take to be put back.
+const DetachLimit = 3 * time.Second
+
+// DetachOrder is how long the daemon is to linger at least.
+type DetachOrder struct {
+	Linger time.Duration `json:"linger"`
+}
+
+// DetachResult is what was done to the resolver file, a line each. With an error the daemon stays attached.
+type DetachResult struct {
+	Done  []string `json:"done,omitempty"`
+	Error string   `json:"error,omitempty"`
+}
+
+// ReloadResult is what came of new settings. With an error the old ones stay.
+type ReloadResult struct {
+	Changed bool   `json:"changed"`
+	Error   string `json:"error,omitempty"`
+}
