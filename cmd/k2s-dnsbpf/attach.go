@@ -79,10 +79,18 @@ const retryAttach = 100 * time.Millisecond
 // attachOrReload attaches, or gives the settings to the daemon that is attached, and returns what that one says.
 func attachOrReload(ctx context.Context, c config.Config) (said string, err error) {
 	deadline := time.After(c.Wait)
+	replaced := false
 	for {
 		said, err := attachInBackground(ctx, c)
 		if !errors.Is(err, rundir.ErrAttached) {
 			return said, err
+		}
+		if other := client.OtherVersion(ctx, c, version); other != "" && !replaced {
+			replaced = true
+			if err := client.Replace(ctx, c); err != nil {
+				return "", err
+			}
+			continue
 		}
 		changed, err := control.Reload(ctx, c)
 		switch {

@@ -20,6 +20,9 @@ func newStatusCommand() *cobra.Command {
 	}
 	reporting(cmd, newSettings(cmd), func(ctx context.Context, c config.Config) (report, bool, error) {
 		r, err := client.Status(ctx, c)
+		if r.PID != 0 && r.Version != version {
+			r.Command = version
+		}
 		return r, r.Attached && r.Healthy, err
 	})
 	return cmd

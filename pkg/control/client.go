@@ -207,3 +207,9 @@ func Detach(ctx context.Context, c config.Config) (done []string, err error) {
 	}
 	return result.Done, err
 }
+
+// Replace has the daemon end, and leave all that it has attached to a successor, which has to come soon: else it attaches
+// again.
+func Replace(ctx context.Context, c config.Config) error {
+	return ask(ctx, c, DetachLimit, http.MethodPost, pathReplace, []byte("{}"), new(json.RawMessage))
+}

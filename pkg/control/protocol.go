@@ -7,6 +7,9 @@ const (
 	pathStatus = "/status"
 	pathReload = "/reload" // the order is a configuration
 	pathDetach = "/detach"
+	// pathReplace is for a daemon of another version that is about to come: this one ends and undoes nothing. It lingers on its
+	// sockets until the other has them.
+	pathReplace = "/replace"
 )
 
 // DetachLimit is how long the resolver file may take to be put back.

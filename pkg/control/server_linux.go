@@ -31,6 +31,8 @@ type Handler interface {
 	Report() status.Report
 	// Reload goes over to new settings. changed is false if it has them already; after an error the old ones stay.
 	Reload(ctx context.Context, c config.Config) (changed bool, err error)
+	// Replace ends the daemon, with all that it has attached left to its successor. replied is as for Detach.
+	Replace(ctx context.Context) (replied func(), err error)
 	// Detach begins a detach. replied is to be called when the result has been sent: the server ends with the daemon.
 	Detach(ctx context.Context, order DetachOrder) (result DetachResult, replied func(), err error)
 }
@@ -65,6 +67,7 @@ func Listen(c config.Config, handler Handler, version string, log *zap.Logger) (
 	mux.HandleFunc("GET "+pathStatus, s.status)
 	mux.HandleFunc("POST "+pathReload, s.reload)
 	mux.HandleFunc("POST "+pathDetach, s.detach)
+	mux.HandleFunc("POST "+pathReplace, s.replace)
 	mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
 		http.Error(w, fmt.Sprintf("the daemon, version %s, does not know %s: detach, and attach again", version, r.URL.Path), http.StatusNotFound)
 	})
@@ -97,6 +100,23 @@ func (s *server) reload(w http.ResponseWriter, r *http.Request) {
 		result.Error = err.Error()
 	}
 	s.reply(w, result)
+}
+
+func (s *server) replace(w http.ResponseWriter, r *http.Request) {
+	if !s.accept(w, r, new(struct{})) {
+		return
+	}
+	allow(w, DetachLimit+Timeout)
+	replied, err := s.handler.Replace(r.Context())
+	if err != nil {
+		http.Error(w, err.Error(), http.StatusConflict)
+		return
+	}
+	defer replied()
+	s.reply(w, struct{}{})
+	if err := http.NewResponseController(w).Flush(); err != nil {
+		s.log.Debug("reply not sent", zap.Error(err))
+	}
 }
 
 func (s *server) detach(w http.ResponseWriter, r *http.Request) {

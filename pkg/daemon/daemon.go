@@ -58,11 +58,13 @@ type Daemon struct {
 	health    *health
 	guardian  *guardian.Handle // nil where the resolver file is left alone
 
-	reloads  chan *reload
-	detaches chan detaching
+	reloads      chan *reload
+	detaches     chan detaching
+	replacements chan chan struct{}
 
 	predecessor *handover.Predecessor // which the forwarder has its sockets from; nil without
 	linger      time.Duration         // after the end, if a detach asked for that
+	replaced    bool                  // by a successor that is about to come
 	lingering   *handover.Lingering
 
 	seen atomic.Pointer[attachment]
@@ -79,7 +81,8 @@ const memoryLimit = 256 << 20
 // New prepares a Daemon and touches nothing. The configuration must be valid.
 func New(c config.Config, version string, log *zap.Logger) *Daemon {
 	d := &Daemon{
-		version: version, log: log, reloads: make(chan *reload), detaches: make(chan detaching), health: newHealth(),
+		version: version, log: log, reloads: make(chan *reload), detaches: make(chan detaching),
+		replacements: make(chan chan struct{}), health: newHealth(),
 		now: attachment{config: c, problems: make(map[plan.ProblemKind]string)},
 	}
 	d.publish()
@@ -94,8 +97,30 @@ func (d *Daemon) Run(ctx context.Context, ready func(status.Report)) error {
 		debug.SetMemoryLimit(memoryLimit)
 	}
 	rundir.SetName(rundir.Name)
-	err := d.run(ctx, ready)
-	return errors.Join(err, d.lingering.Run(ctx))
+	for {
+		err := d.run(ctx, ready)
+		taken, lingerErr := d.lingering.Run(ctx)
+		err = errors.Join(err, lingerErr)
+		if !d.replaced {
+			return err
+		}
+		if taken {
+			d.guardian.Dismiss()
+			return err
+		}
+		d.log.Warn("no successor has come: attaching again", zap.Error(err))
+		d.guardian.Dismiss()
+		d.reset()
+		ready = func(status.Report) {}
+	}
+}
+
+// reset makes a daemon that was to be replaced one that is about to attach.
+func (d *Daemon) reset() {
+	d.replaced, d.guardian, d.lingering, d.predecessor, d.linger = false, nil, nil, nil, 0
+	d.datapath, d.forwarder, d.host, d.health, d.looker = nil, nil, nil, newHealth(), host.Looker{}
+	d.now = attachment{config: d.now.config, problems: make(map[plan.ProblemKind]string)}
+	d.publish()
 }
 
 func (d *Daemon) run(ctx context.Context, ready func(status.Report)) (err error) {
@@ -108,7 +133,13 @@ func (d *Daemon) run(ctx context.Context, ready func(status.Report)) (err error)
 	defer undoRedirect()
 	defer func() { d.now.source.stop() }()
 	defer d.dismissGuardian()
-	defer func() { err = errors.Join(err, d.detach(context.WithoutCancel(ctx))) }()
+	defer func() {
+		if d.replaced {
+			err = errors.Join(err, d.giveWay(context.WithoutCancel(ctx)))
+		} else {
+			err = errors.Join(err, d.detach(context.WithoutCancel(ctx)))
+		}
+	}()
 	defer func() { d.predecessor.Close() }()
 
 	if err := d.attach(ctx); err != nil {
@@ -221,6 +252,13 @@ func (d *Daemon) serve(ctx context.Context) error {
 	for {
 		select {
 		case <-ctx.Done():
+			return nil
+		case replied := <-d.replacements:
+			d.replaced = true
+			select {
+			case <-replied:
+			case <-time.After(control.Timeout):
+			}
 			return nil
 		case request := <-d.detaches:
 			if d.startDetach(request) {

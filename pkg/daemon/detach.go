@@ -88,8 +88,8 @@ func (d *Daemon) ours() bool {
 // dismissGuardian ends the guardian, but for the case that our file is still in place: then it goes on trying when we are
 // gone.
 func (d *Daemon) dismissGuardian() {
-	if d.guardian == nil {
-		return
+	if d.guardian == nil || d.replaced {
+		return // see Run
 	}
 	if d.ours() {
 		d.log.Error("the resolver file is left to the guardian")

@@ -5,6 +5,7 @@ package daemon
 import (
 	"context"
 	"errors"
+	"os"
 	"time"
 
 	"go.uber.org/zap"
@@ -18,9 +19,9 @@ import (
 // leaveForwarder ends the forwarder, or leaves it to those programs that have yet to read the restored resolver
 // configuration, if a detach wants that. The caller holds the lock.
 func (d *Daemon) leaveForwarder(ctx context.Context) {
-	if d.linger > 0 && d.now.config.Resolver == config.ResolverTakeover {
+	if d.replaced || d.linger > 0 && d.now.config.Resolver == config.ResolverTakeover {
 		var err error
-		if d.lingering, err = handover.Linger(d.now.config.RunDir, d.forwarder, d.linger, d.log); err == nil {
+		if d.lingering, err = handover.Linger(d.now.config.RunDir, d.forwarder, d.linger, d.replaced, d.log); err == nil {
 			return
 		}
 		d.log.Warn("not lingering", zap.Error(err))
@@ -47,6 +48,36 @@ func (d *Daemon) Detach(ctx context.Context, order control.DetachOrder) (result 
 		return result, nil, ErrGone
 	}
 	return <-request.result, func() { close(request.replied) }, nil
+}
+
+// successorTime is how long a daemon that is replaced waits for its successor.
+const successorTime = 5 * time.Second
+
+// Replace implements control.Handler: it has serve end, and leave all that is attached to a successor.
+func (d *Daemon) Replace(ctx context.Context) (replied func(), err error) {
+	if os.Getenv("NOTIFY_SOCKET") != "" {
+		return nil, errors.New("a service manager runs the daemon: restart its unit, as in systemctl restart k2s-dnsbpf")
+	}
+	done := make(chan struct{})
+	select {
+	case d.replacements <- done:
+		return func() { close(done) }, nil
+	case <-ctx.Done():
+		return nil, ErrGone
+	}
+}
+
+// giveWay ends what is this process's alone: the successor finds the rest, as after a crash, but that the sockets are served
+// on until it has them, and that the guardian is there until then.
+func (d *Daemon) giveWay(ctx context.Context) error {
+	d.guardian.Pause()
+	d.linger = successorTime
+	var err error
+	if d.datapath != nil {
+		err = d.datapath.Close()
+	}
+	d.leaveForwarder(ctx)
+	return err
 }
 
 // startDetach puts the resolver file back, which is the first of a detach, and reports whether the rest is to follow: not

@@ -143,6 +143,25 @@ func (d *Datapath) load() error {
 	return loadDnsbpfObjects(&d.objects, &ebpf.CollectionOptions{Maps: ebpf.MapOptions{PinPath: d.mapDir()}})
 }
 
+// CheckLoad reports whether the kernel takes the programs. Nothing is pinned or attached.
+func CheckLoad() error {
+	spec, err := loadDnsbpf()
+	if err != nil {
+		return fmt.Errorf("load BPF programs: %w", err)
+	}
+	for _, m := range spec.Maps {
+		m.Pinning = ebpf.PinNone
+	}
+	if err := rlimit.RemoveMemlock(); err != nil {
+		return fmt.Errorf("load BPF programs: lift the memlock limit: %w", err)
+	}
+	var objects dnsbpfObjects
+	if err := spec.LoadAndAssign(&objects, nil); err != nil {
+		return fmt.Errorf("load BPF programs: %w", describeLoadError(err))
+	}
+	return objects.Close()
+}
+
 func newDatapath(options Options) *Datapath {
 	return &Datapath{
 		options: options, filters: make(map[Attachment]bool), links: make(map[Attachment]link.Link),

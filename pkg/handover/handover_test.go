@@ -50,7 +50,7 @@ func startLingering(t *testing.T) (l *Lingering, runDir string) {
 	if err := server.Listen(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	l, err = Linger(runDir, server, time.Minute, zap.NewNop())
+	l, err = Linger(runDir, server, time.Minute, false, zap.NewNop())
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -78,6 +78,8 @@ type Lingering struct {
 	lastQuery atomic.Pointer[time.Time]
 	heirs     atomic.Int32 // connections that the sockets were sent over
 	taken     chan struct{}
+	left      chan struct{} // an heir that had the sockets has gone without taking them
+	replaced  bool          // for a successor, and for nobody else
 }
 
 // ShutDown ends a server, and what it has not answered by then is given up.
@@ -90,8 +92,9 @@ func ShutDown(ctx context.Context, server *forwarder.Server, log *zap.Logger) {
 }
 
 // Linger begins to linger with a server, for so long at least. The caller has the host's lock, and calls Run when it has
-// given that back.
-func Linger(runDir string, server *forwarder.Server, least time.Duration, log *zap.Logger) (*Lingering, error) {
+// given that back. One that is replaced lingers for its successor only: it ends when that one has come, has failed, or does
+// not come in this time.
+func Linger(runDir string, server *forwarder.Server, least time.Duration, replaced bool, log *zap.Logger) (*Lingering, error) {
 	path := filepath.Join(runDir, lingerFile)
 	if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return nil, err
@@ -110,7 +113,7 @@ func Linger(runDir string, server *forwarder.Server, least time.Duration, log *z
 	}
 	l := &Lingering{
 		server: server, listen: server.Addrs(), log: log, runDir: runDir, listener: listener, file: file,
-		begun: time.Now(), least: least, taken: make(chan struct{}, 1),
+		begun: time.Now(), least: least, taken: make(chan struct{}, 1), left: make(chan struct{}, 1), replaced: replaced,
 	}
 	l.lastQuery.Store(&l.begun)
 	go l.serve()
@@ -118,9 +121,9 @@ func Linger(runDir string, server *forwarder.Server, least time.Duration, log *z
 }
 
 // Run lingers until that is of no more use, or a new daemon has taken the sockets over, or ctx ends.
-func (l *Lingering) Run(ctx context.Context) error {
+func (l *Lingering) Run(ctx context.Context) (taken bool, err error) {
 	if l == nil {
-		return nil
+		return false, nil
 	}
 	l.log.Info("lingering", zap.Duration("atLeast", l.least), zap.Stringers("listen", l.listen))
 	if l.wait(ctx) {
@@ -130,10 +133,10 @@ func (l *Lingering) Run(ctx context.Context) error {
 		defer cancel()
 		l.server.Retire(retirement)
 		ShutDown(context.WithoutCancel(ctx), l.server, l.log)
-		return err
+		return true, err
 	}
 	ShutDown(context.WithoutCancel(ctx), l.server, l.log)
-	return errors.Join(l.listener.Close(), l.cleanUp())
+	return false, errors.Join(l.listener.Close(), l.cleanUp())
 }
 
 // wait returns whether the sockets have been taken over.
@@ -147,7 +150,17 @@ func (l *Lingering) wait(ctx context.Context) (taken bool) {
 			return false
 		case <-l.taken:
 			return true
+		case <-l.left:
+			if l.replaced {
+				return false
+			}
 		case now := <-tick.C:
+			if l.replaced && l.heirs.Load() == 0 && now.Sub(l.begun) >= l.least {
+				return false
+			}
+			if l.replaced {
+				continue
+			}
 			stats := l.server.Stats()
 			if sum := stats.UDPQueries + stats.TCPQueries; sum != queries {
 				queries = sum
@@ -233,13 +246,13 @@ func (l *Lingering) answer(guest *peer.Guest) {
 			err = writeLinger(conn, l.reply(), nil)
 		case request.Do == lingerSockets && trusted:
 			l.heirs.Add(1)
-			defer l.heirs.Add(-1)
+			defer func() {
+				l.heirs.Add(-1)
+				poke(l.left)
+			}()
 			err = l.sendSockets(conn)
 		case request.Do == lingerTaken && trusted:
-			select {
-			case l.taken <- struct{}{}:
-			default: // said twice
-			}
+			poke(l.taken)
 		default:
 			err = writeLinger(conn, lingerReply{Error: "not allowed"}, nil)
 		}
@@ -271,4 +284,12 @@ func (l *Lingering) sendSockets(conn *net.UnixConn) error {
 		}
 	}
 	return writeLinger(conn, l.reply(), unix.UnixRights(fds...))
+}
+
+// poke wakes a receiver: one value waiting is as good as many.
+func poke(channel chan<- struct{}) {
+	select {
+	case channel <- struct{}{}:
+	default:
+	}
 }

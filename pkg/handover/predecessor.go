@@ -141,6 +141,9 @@ func End(c config.Config) (said string, err error) {
 		if err != nil {
 			return "", fmt.Errorf("process %d lingers and does not answer: %w: end it with k2s-dnsbpf detach --linger 0", l.pid, err)
 		}
+		if len(reply.Listen) == 0 {
+			return "", nil // for a successor alone
+		}
 		return fmt.Sprintf("process %d lingers: it answers on %v for %s or longer, for programs that have not read %s again (--linger 0 ends it)",
 			l.pid, reply.Listen[0], time.Until(reply.Until).Round(time.Second), c.ResolvConf), nil
 	}

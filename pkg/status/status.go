@@ -19,12 +19,14 @@ import (
 
 // Report is one look at a host. Its JSON form is a contract: fields are added, never renamed.
 type Report struct {
-	Attached   bool                `json:"attached" yaml:"attached"`
-	Healthy    bool                `json:"healthy" yaml:"healthy"`
-	Problems   []string            `json:"problems,omitempty" yaml:"problems,omitempty"`
-	Topology   string              `json:"topology,omitempty" yaml:"topology,omitempty"`
-	Since      *time.Time          `json:"since,omitempty" yaml:"since,omitempty"`
-	Version    string              `json:"version,omitempty" yaml:"version,omitempty"`
+	Attached bool       `json:"attached" yaml:"attached"`
+	Healthy  bool       `json:"healthy" yaml:"healthy"`
+	Problems []string   `json:"problems,omitempty" yaml:"problems,omitempty"`
+	Topology string     `json:"topology,omitempty" yaml:"topology,omitempty"`
+	Since    *time.Time `json:"since,omitempty" yaml:"since,omitempty"`
+	Version  string     `json:"version,omitempty" yaml:"version,omitempty"`
+	// Command is the version of the command that asks, if it is another one.
+	Command    string              `json:"command,omitempty" yaml:"command,omitempty"`
 	PID        int                 `json:"pid,omitempty" yaml:"pid,omitempty"`
 	Resolver   Resolver            `json:"resolver" yaml:"resolver"`
 	Datapath   Datapath            `json:"datapath" yaml:"datapath"`
@@ -285,6 +287,9 @@ func (r Report) writeTable(w io.Writer) error {
 	}
 	if r.Attached {
 		row("TOPOLOGY", r.Topology)
+		if r.Command != "" {
+			row("VERSION", fmt.Sprintf("the daemon's is %s, this command's %s: run k2s-dnsbpf attach to go over to that", r.Version, r.Command))
+		}
 	}
 	row("RESOLVER", r.resolverLine())
 	for _, reason := range r.Resolver.OwnerReasons {
