@@ -14,13 +14,8 @@ import (
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/resolvconf"
 )
 
-const (
-	// drainTimeout is how long replies of steered queries, and answers of the forwarder, are waited for.
-	drainTimeout = 250 * time.Millisecond
-
-	// restoreRetry is how often a resolver that could not be restored is tried again.
-	restoreRetry = time.Second
-)
+// restoreRetry is how often a resolver that could not be restored is tried again.
+const restoreRetry = time.Second
 
 // detach is the whole way down: the resolver first, then the programs, then the forwarder, then what is left. It is
 // called whether or not attach succeeded and undoes what there is.

@@ -187,7 +187,8 @@ func (l *Lingering) until() time.Time {
 
 // cleanUp removes what a run of ours has left in the run directory, unless somebody else has begun one there.
 func (l *Lingering) cleanUp() error {
-	path, c := filepath.Join(l.runDir, lingerFile), config.Config{RunDir: l.runDir}
+	path, c := filepath.Join(l.runDir, lingerFile), config.Default()
+	c.RunDir = l.runDir
 	deadline := time.Now().Add(cleanUpLimit)
 	for {
 		if now, err := os.Lstat(path); err != nil || !os.SameFile(now, l.file) {

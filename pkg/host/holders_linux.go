@@ -1,13 +1,14 @@
 package host
 
 import (
-	"bufio"
+	"context"
 	"os"
 	"path/filepath"
 	"strconv"
 	"strings"
 
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/datapath"
+	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/internal/safefile"
 )
 
 // withoutOwner leaves out the programs whose links a living process holds: a daemon's with other directories than ours, which
@@ -35,14 +36,16 @@ func withoutOwner(programs []datapath.AttachedProgram) (left []datapath.Attached
 	return left
 }
 
+// maxInfo bounds what is read of a descriptor, in octets.
+const maxInfo = 4096
+
 func linkOf(fdinfo string) (id uint32, ok bool) {
-	f, err := os.Open(fdinfo)
+	info, err := safefile.ReadFile(context.Background(), fdinfo, maxInfo)
 	if err != nil {
 		return 0, false
 	}
-	defer f.Close()
-	for lines := bufio.NewScanner(f); lines.Scan(); {
-		if text, found := strings.CutPrefix(lines.Text(), "link_id:"); found {
+	for line := range strings.Lines(string(info)) {
+		if text, found := strings.CutPrefix(line, "link_id:"); found {
 			n, err := strconv.ParseUint(strings.TrimSpace(text), 10, 32)
 			return uint32(n), err == nil
 		}
