@@ -42,8 +42,9 @@ func run(args []string) error {
 	if err != nil {
 		return err
 	}
-	// Ctrl-C is for go test, which is in the same group; what it says of its end is still to be shown.
-	signal.Ignore(syscall.SIGINT)
+	// Ctrl-C is for go test, which is in the same group; what it says of its end is still to be shown. Not ignored: that
+	// would be inherited.
+	signal.Notify(make(chan os.Signal, 1), syscall.SIGINT)
 	if err := cmd.Start(); err != nil {
 		return err
 	}
@@ -123,7 +124,7 @@ func (s *summary) ended(n name, e event) {
 	delete(s.output, n)
 	switch {
 	case n.test == "": // a package: "ok", or what it said last
-		fmt.Fprint(s.w, said)
+		fmt.Fprint(s.w, strings.TrimPrefix(said, "PASS\n"))
 		return
 	case e.Action == "fail":
 		fmt.Fprintf(s.w, "\n%s failed:\n%s", n, said)
