@@ -147,7 +147,7 @@ func TestEndpointBehindEncapsulation(t *testing.T) {
 	h.noted(address, "")
 }
 
-// TestHooksThatAreSkipped pins what the README says of a host's own rules: which see a steered query on its way to an endpoint.
+// TestHooksThatAreSkipped pins what docs/limits.md says of a host's own rules: which see a steered query on its way to an endpoint.
 func TestHooksThatAreSkipped(t *testing.T) {
 	h := raise(t, lab.Options{})
 	h.attach(endpoint(lab.CoreDNS0v4), ranges)

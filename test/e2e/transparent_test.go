@@ -477,7 +477,7 @@ func TestTakeOverResolved(t *testing.T) {
 	h.resolvectl("dns", "uplink", lab.External1, lab.Ext0v6)
 	text, err := h.Host().ReadFile(uplinks)
 	if err != nil || !strings.Contains(string(text), "nameserver 127.0.0.1\n") {
-		t.Errorf("systemd-resolved does not list our address: the README says so: %v: %s", err, text)
+		t.Errorf("systemd-resolved does not list our address: docs/resolver.md says so: %v: %s", err, text)
 	}
 	check()
 	h.detach()
@@ -488,7 +488,7 @@ func TestTakeOverResolved(t *testing.T) {
 
 	// It keeps it after a detach, until it is restarted; the next attach does not fall for it.
 	if out := h.resolvectl("dns"); !strings.Contains(out, "Global: 127.0.0.1") {
-		t.Errorf("systemd-resolved has forgotten our address: the README says that it keeps it: %s", out)
+		t.Errorf("systemd-resolved has forgotten our address: docs/resolver.md says that it keeps it: %s", out)
 	}
 	h.attach()
 	if got := h.healthy().Resolver.Upstreams; !slices.Equal(got, []string{lab.External1 + ":53", "[" + lab.Ext0v6 + "]:53"}) {

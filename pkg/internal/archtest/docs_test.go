@@ -48,3 +48,34 @@ func TestCitedTestsExist(t *testing.T) {
 		}
 	}
 }
+
+var (
+	link    = regexp.MustCompile(`\]\(([^)#:]+)(?:#[^)]*)?\)`)
+	outside = regexp.MustCompile(`\b(DESIGN|CACHE|PEERS|RESOLVER|STYLE|K2S|KUBERNETES)\.md\b`)
+)
+
+// What a document links to is in the tree, and no document refers to one that is not.
+func TestDocumentsStandAlone(t *testing.T) {
+	top, err := filepath.Glob(filepath.Join(root, "*.md"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	docs, err := filepath.Glob(filepath.Join(root, "docs", "*.md"))
+	if err != nil || len(top) == 0 {
+		t.Fatalf("no documents: %v", err)
+	}
+	for _, document := range append(top, docs...) {
+		content, err := os.ReadFile(document)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, match := range link.FindAllSubmatch(content, -1) {
+			if _, err := os.Stat(filepath.Join(filepath.Dir(document), string(match[1]))); err != nil {
+				t.Errorf("%s links to %s: %v", document, match[1], err)
+			}
+		}
+		if match := outside.Find(content); match != nil {
+			t.Errorf("%s refers to %s, which is not in the tree", document, match)
+		}
+	}
+}
