@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
 	"sync"
 	"time"
 
@@ -103,7 +104,7 @@ func Load(options Options) (_ *Datapath, err error) {
 		return nil, err
 	}
 	if err := rlimit.RemoveMemlock(); err != nil {
-		return nil, fmt.Errorf("load BPF programs: lift the memlock limit: %w", err)
+		return nil, fmt.Errorf("load BPF programs: lift the memlock limit: %w", describeLoadError(err))
 	}
 	d := newDatapath(options)
 	err = d.load()
@@ -153,7 +154,7 @@ func CheckLoad() error {
 		m.Pinning = ebpf.PinNone
 	}
 	if err := rlimit.RemoveMemlock(); err != nil {
-		return fmt.Errorf("load BPF programs: lift the memlock limit: %w", err)
+		return fmt.Errorf("load BPF programs: lift the memlock limit: %w", describeLoadError(err))
 	}
 	var objects dnsbpfObjects
 	if err := spec.LoadAndAssign(&objects, nil); err != nil {
@@ -178,17 +179,53 @@ func (d *Datapath) makeDirs() error {
 	return nil
 }
 
-// describeLoadError keeps the verifier's whole log: its last lines alone seldom tell why a program was refused.
+// describeLoadError says what is missing. It keeps the verifier's whole log: its last lines alone seldom tell why a program
+// was refused. A process without a capability is refused for its programs too, in the verifier's words.
 func describeLoadError(err error) error {
+	missing := missingCapabilities()
 	var verifier *ebpf.VerifierError
-	if errors.As(err, &verifier) {
+	switch {
+	case len(missing) > 0:
+		return fmt.Errorf("%w: this process has no %s: run it as root, or give it these (CapabilityBoundingSet of a unit), or do without by --no-bpf",
+			unix.EPERM, strings.Join(missing, ", "))
+	case errors.Is(err, unix.EMFILE), errors.Is(err, unix.ENFILE):
+		return fmt.Errorf("%w: raise the limit of open files (LimitNOFILE of a unit, ulimit -n)", err)
+	case errors.Is(err, unix.ENOSYS):
+		return fmt.Errorf("%w: the kernel has no bpf(2), or a filter of system calls forbids it: do without by --no-bpf", err)
+	case errors.Is(err, unix.EPERM):
+		return fmt.Errorf("%w: something forbids BPF: a filter of system calls, a user namespace, or the kernel's lockdown: do without by --no-bpf", err)
+	case errors.Is(err, unix.ENOMEM), errors.Is(err, unix.ENOSPC):
+		return fmt.Errorf("%w: make room: memory of the control group, or on the BPF file system", err)
+	case errors.Is(err, unix.EROFS):
+		return fmt.Errorf("%w: mount the BPF file system for writing, name another with --bpffs, or do without by --no-bpf", err)
+	case errors.As(err, &verifier):
 		return fmt.Errorf("the kernel's verifier refused a program: use --no-bpf and report this: %w: %s",
 			verifier.Cause, fmt.Sprintf("%+v", verifier))
 	}
-	if errors.Is(err, unix.EPERM) {
-		return fmt.Errorf("%w: run as root, or with CAP_BPF and CAP_NET_ADMIN", err)
-	}
 	return err
+}
+
+// missingCapabilities are those that loading and attaching takes and this process does not have (capabilities(7)).
+func missingCapabilities() (missing []string) {
+	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
+	var data [2]unix.CapUserData
+	if err := unix.Capget(&header, &data[0]); err != nil {
+		return nil
+	}
+	has := func(capability uint) bool { return data[capability/32].Effective&(1<<(capability%32)) != 0 }
+	if !has(unix.CAP_NET_ADMIN) {
+		missing = append(missing, "CAP_NET_ADMIN")
+	}
+	if has(unix.CAP_SYS_ADMIN) {
+		return missing // it stands for those of BPF
+	}
+	if !has(unix.CAP_BPF) {
+		missing = append(missing, "CAP_BPF")
+	}
+	if !has(unix.CAP_PERFMON) {
+		missing = append(missing, "CAP_PERFMON")
+	}
+	return missing
 }
 
 func (d *Datapath) mapDir() string  { return filepath.Join(d.options.PinDir, "maps") }

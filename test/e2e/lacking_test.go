@@ -1,0 +1,35 @@
+package e2e
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/k2s-dnsbpf/k2s-dnsbpf/test/lab"
+)
+
+// TestLacking: what an attach lacks is named in one line, with what to do, and nothing is changed.
+func TestLacking(t *testing.T) {
+	for name, c := range map[string]struct {
+		prefix []string
+		says   []string
+	}{
+		"CAP_PERFMON":   {[]string{"setpriv", "--bounding-set=-perfmon,-sys_admin"}, []string{"CAP_PERFMON", "--no-bpf"}},
+		"CAP_BPF":       {[]string{"setpriv", "--bounding-set=-bpf,-sys_admin"}, []string{"CAP_BPF", "--no-bpf"}},
+		"a file system": {[]string{"unshare", "-m", "sh", "-c", `mount -o remount,bind,ro /proc/sys 2>/dev/null || mount --bind /proc/sys /proc/sys && mount -o remount,bind,ro /proc/sys; exec "$@"`, "sh"}, []string{"/proc/sys is read-only"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			h := raise(t, lab.Options{})
+			before := h.snapshot()
+			r := command(t, h.Host(), append(append(c.prefix, h.binary), attachArgs()...)...)
+			if r.code != 1 || strings.Count(r.stderr, "\n") != 1 || strings.Contains(r.stderr, "report this") {
+				t.Errorf("%v", r)
+			}
+			for _, text := range c.says {
+				if !strings.Contains(r.stderr, text) {
+					t.Errorf("no %q: %v", text, r)
+				}
+			}
+			h.unchangedBut(before, "/run/mount") // what mount(8) has made
+		})
+	}
+}
