@@ -165,6 +165,38 @@ func (c Config) Same(o Config) bool {
 	return errLeft == nil && errRight == nil && bytes.Equal(left, right)
 }
 
+// live are the settings that can change while attached, by their keys in JSON.
+var live = []string{
+	"dnsEndpoints", "kubeconfig", "upstreams", "zones", "serviceCIDRs", "podCIDRs", "dnsService", "corefileConfigMap", "stubZones",
+	"endpointPreference", "nodeName", "allowed", "pods", "clusterDNS", "wait", "linger", "onForeignChange",
+}
+
+// NeedDetach returns the keys of those settings in which two configurations differ and that can't change while attached.
+func NeedDetach(now, next Config) (keys []string) {
+	before, after := now.byKey(), next.byKey()
+	for key := range after {
+		if _, both := before[key]; !both {
+			before[key] = nil
+		}
+	}
+	for key, value := range before {
+		if !slices.Contains(live, key) && !bytes.Equal(value, after[key]) {
+			keys = append(keys, key)
+		}
+	}
+	slices.Sort(keys)
+	return keys
+}
+
+func (c Config) byKey() map[string]json.RawMessage {
+	keys := make(map[string]json.RawMessage)
+	// What was made by Marshal is no error to Unmarshal.
+	if text, err := json.Marshal(c); err == nil {
+		_ = json.Unmarshal(text, &keys)
+	}
+	return keys
+}
+
 // Validate checks the values that can be judged without looking at the host.
 func (c Config) Validate() error {
 	if c.Topology != TopologyNativeLinux {

@@ -9,6 +9,8 @@ import (
 	"io"
 	"net/netip"
 	"os"
+	"reflect"
+	"slices"
 	"strings"
 	"time"
 
@@ -135,18 +137,29 @@ func Load(ctx context.Context, path string, required bool) (Config, error) {
 	if err := decoder.Decode(new(fileConfig)); err != nil && !errors.Is(err, io.EOF) {
 		return c, fmt.Errorf("configuration %s: %w", path, oneLine(err))
 	}
+	var second yaml.Node
+	if err := decoder.Decode(&second); !errors.Is(err, io.EOF) {
+		return c, fmt.Errorf("configuration %s: line %d: %w: a second document, which nobody reads: write one", path, second.Line, ErrInvalid)
+	}
 	return c, nil
 }
 
 // applyKeys applies the keys one by one: an error then knows whose it is, also one that Validate finds. The error is the
 // first one; a bad key changes nothing.
 func (c *Config) applyKeys(document yaml.Node) (first error) {
-	if len(document.Content) == 0 || document.Content[0].Kind != yaml.MappingNode {
+	if len(document.Content) == 0 || document.Content[0].Tag == "!!null" {
 		return nil
+	}
+	if top := document.Content[0]; top.Kind != yaml.MappingNode {
+		return fmt.Errorf("line %d: %w: write keys with values, such as logLevel: debug", top.Line, ErrInvalid)
 	}
 	pairs := document.Content[0].Content
 	for i := 0; i+1 < len(pairs); i += 2 {
 		key := pairs[i]
+		if !slices.Contains(fileKeys(), key.Value) {
+			first = cmp.Or(first, unknownKey(key))
+			continue
+		}
 		single := yaml.Node{Kind: yaml.MappingNode, Content: pairs[i : i+2]}
 		var file fileConfig
 		before := *c
@@ -162,6 +175,55 @@ func (c *Config) applyKeys(document yaml.Node) (first error) {
 		}
 	}
 	return first
+}
+
+// fileKeys are the keys that a file may have.
+func fileKeys() (keys []string) {
+	kind := reflect.TypeFor[fileConfig]()
+	for i := range kind.NumField() {
+		keys = append(keys, kind.Field(i).Tag.Get("yaml"))
+	}
+	return keys
+}
+
+// unknownKey names the nearest key that there is, if one is near.
+func unknownKey(key *yaml.Node) error {
+	const near = 3 // letters to change
+	best, fewest := "", near+1
+	for _, known := range fileKeys() {
+		if d := distance(strings.ToLower(key.Value), strings.ToLower(known)); d < fewest {
+			best, fewest = known, d
+		}
+	}
+	hint := "this version has no such key"
+	if best != "" {
+		hint = "did you mean " + best + "?"
+	}
+	return fmt.Errorf("line %d: unknown key %s: %w: %s", key.Line, say.Printable(key.Value, ""), ErrInvalid, hint)
+}
+
+// distance is how many letters must be changed, added or taken away to make one word of another (Levenshtein's).
+func distance(a, b string) int {
+	if max(len(a), len(b)) > 64 {
+		return max(len(a), len(b)) // no key is so long
+	}
+	row := make([]int, len(b)+1)
+	for j := range row {
+		row[j] = j
+	}
+	for i := range len(a) {
+		last := row[0]
+		row[0] = i + 1
+		for j := range len(b) {
+			change := last
+			if a[i] != b[j] {
+				change++
+			}
+			last = row[j+1]
+			row[j+1] = min(change, row[j]+1, row[j+1]+1)
+		}
+	}
+	return row[len(b)]
 }
 
 // oneLine joins the lines of a YAML error, which has one for each fault, and drops the Go type that it names.

@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 
 	"go.uber.org/zap"
 
@@ -39,16 +40,8 @@ func (d *Daemon) Reload(ctx context.Context, c config.Config) (changed bool, err
 
 // reload prepares the new source of endpoints beside the old one, which goes on working, and has serve switch over to it.
 func (d *Daemon) reload(ctx context.Context, now, c config.Config) error {
-	// All that is not routing must be as it is.
-	fixed := c
-	fixed.DNSEndpoints, fixed.Kubeconfig, fixed.Upstreams = now.DNSEndpoints, now.Kubeconfig, now.Upstreams
-	fixed.Zones, fixed.ServiceCIDRs, fixed.PodCIDRs = now.Zones, now.ServiceCIDRs, now.PodCIDRs
-	fixed.DNSService, fixed.CorefileConfigMap, fixed.StubZones = now.DNSService, now.CorefileConfigMap, now.StubZones
-	fixed.EndpointPreference, fixed.NodeName = now.EndpointPreference, now.NodeName
-	fixed.Allowed, fixed.Pods, fixed.ClusterDNS = now.Allowed, now.Pods, now.ClusterDNS
-	fixed.Wait, fixed.Linger, fixed.OnForeignChange = now.Wait, now.Linger, now.OnForeignChange
-	if !fixed.Same(now) {
-		return fmt.Errorf("%w: topology, resolver, KubeSwitch address, --no-bpf, log level and paths: detach first", ErrNeedsDetach)
+	if keys := config.NeedDetach(now, c); len(keys) > 0 {
+		return fmt.Errorf("%w: %s: detach first", ErrNeedsDetach, strings.Join(keys, ", "))
 	}
 	ctx, cancel := context.WithTimeout(ctx, c.Wait)
 	defer cancel()
