@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net/netip"
 	"os"
 	"reflect"
@@ -186,44 +187,23 @@ func fileKeys() (keys []string) {
 	return keys
 }
 
+// maxKey is more than any key has, in octets.
+const maxKey = 64
+
 // unknownKey names the nearest key that there is, if one is near.
 func unknownKey(key *yaml.Node) error {
-	const near = 3 // letters to change
-	best, fewest := "", near+1
+	best, lowered := "", make(map[string]string)
 	for _, known := range fileKeys() {
-		if d := distance(strings.ToLower(key.Value), strings.ToLower(known)); d < fewest {
-			best, fewest = known, d
-		}
+		lowered[strings.ToLower(known)] = known
+	}
+	if len(key.Value) <= maxKey {
+		best = lowered[say.Nearest(strings.ToLower(key.Value), slices.Sorted(maps.Keys(lowered)))]
 	}
 	hint := "this version has no such key"
 	if best != "" {
 		hint = "did you mean " + best + "?"
 	}
 	return fmt.Errorf("line %d: unknown key %s: %w: %s", key.Line, say.Printable(key.Value, ""), ErrInvalid, hint)
-}
-
-// distance is how many letters must be changed, added or taken away to make one word of another (Levenshtein's).
-func distance(a, b string) int {
-	if max(len(a), len(b)) > 64 {
-		return max(len(a), len(b)) // no key is so long
-	}
-	row := make([]int, len(b)+1)
-	for j := range row {
-		row[j] = j
-	}
-	for i := range len(a) {
-		last := row[0]
-		row[0] = i + 1
-		for j := range len(b) {
-			change := last
-			if a[i] != b[j] {
-				change++
-			}
-			last = row[j+1]
-			row[j+1] = min(change, row[j]+1, row[j+1]+1)
-		}
-	}
-	return row[len(b)]
 }
 
 // oneLine joins the lines of a YAML error, which has one for each fault, and drops the Go type that it names.

@@ -59,20 +59,12 @@ func (d *Daemon) followResolver() {
 	}
 }
 
-func onDNSPort(addresses []netip.Addr) []netip.AddrPort {
-	servers := make([]netip.AddrPort, 0, len(addresses))
-	for _, address := range addresses {
-		servers = append(servers, netip.AddrPortFrom(address, config.DNSPort))
-	}
-	return servers
-}
-
 // testTransparent asks each of the host's resolvers that an endpoint can be steered to for. The answer must not be the
 // resolver's own.
 func (d *Daemon) testTransparent(ctx context.Context, n plan.Desired) error {
 	targets := n.Kernel.Backends
 	tested := false
-	for _, server := range onDNSPort(n.SteeredAt) {
+	for _, server := range plan.OnDNSPort(n.SteeredAt) {
 		sameFamily := func(b plan.Backend) bool { return b.Address.Addr().Is4() == server.Addr().Is4() }
 		if !slices.ContainsFunc(targets, sameFamily) {
 			continue

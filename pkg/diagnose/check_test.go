@@ -10,6 +10,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/miekg/dns"
 
+	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/internal/say"
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/status"
 )
 
@@ -572,7 +573,7 @@ func TestNearest(t *testing.T) {
 	for name, want := range map[string]string{
 		"backed": "backend", "bakcend": "backend", "frontends": "frontend", "dp": "db", "other": "", "x": "",
 	} {
-		if got := nearest(name, names); got != want {
+		if got := say.Nearest(name, names); got != want {
 			t.Errorf("%s: %q, want %q", name, got, want)
 		}
 	}

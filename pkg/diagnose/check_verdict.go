@@ -7,6 +7,8 @@ import (
 	"strings"
 
 	"github.com/miekg/dns"
+
+	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/internal/say"
 )
 
 // judgement is a verdict, or the half of one that one question gets.
@@ -189,7 +191,7 @@ func (e Evidence) suggestion() string {
 	if len(e.Cluster.Others) == 0 {
 		return fmt.Sprintf(", nor any other in the namespace %s, if that exists", namespace)
 	}
-	if near := nearest(name, e.Cluster.Others); near != "" {
+	if near := say.Nearest(name, e.Cluster.Others); near != "" {
 		return fmt.Sprintf(", but there is %s/%s", namespace, near)
 	}
 	return fmt.Sprintf("; the namespace %s has other ones", namespace)

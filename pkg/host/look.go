@@ -121,7 +121,7 @@ func lookUpWays(c config.Config) (w ways, err error) {
 func (l *Looker) ways(w ways, c config.Config, r plan.Resolver, snapshot discovery.Snapshot) map[netip.Addr]plan.Way {
 	found := make(map[netip.Addr]plan.Way)
 	outside := make(map[string]bool) // the interfaces towards upstreams
-	for _, upstream := range slices.Concat(c.Upstreams, onDNSPort(r.Upstreams)) {
+	for _, upstream := range slices.Concat(c.Upstreams, plan.OnDNSPort(r.Upstreams)) {
 		way, _ := w.to(upstream)
 		found[upstream.Addr()], outside[way.Interface] = way, true
 	}
@@ -193,7 +193,7 @@ func (w ways) to(server netip.AddrPort) (way plan.Way, network netip.Prefix) {
 		way.Not = route.Bypass
 	default:
 		query := netdev.Flow{
-			From: single(route.Source), To: single(server.Addr()), Ifindex: route.Ifindex,
+			From: plan.Single(route.Source), To: plan.Single(server.Addr()), Ifindex: route.Ifindex,
 			FromPorts: w.ports, ToPorts: netdev.PortRange{First: server.Port(), Last: server.Port()},
 		}
 		way.Not = cmp.Or(w.ipsec.Sends(query), w.ipsec.Accepts(query.Reverse()))
@@ -210,7 +210,7 @@ func (w ways) answers(from netip.Addr, ifindex int, clients []netip.Prefix) (not
 			continue
 		}
 		reply := netdev.Flow{
-			From: single(from), To: prefix, Ifindex: ifindex,
+			From: plan.Single(from), To: prefix, Ifindex: ifindex,
 			FromPorts: dns, ToPorts: netdev.PortRange{First: 1, Last: 1<<16 - 1},
 		}
 		if not = cmp.Or(w.ipsec.Sends(reply), w.ipsec.Accepts(reply.Reverse())); not != "" {
@@ -218,15 +218,4 @@ func (w ways) answers(from netip.Addr, ifindex int, clients []netip.Prefix) (not
 		}
 	}
 	return ""
-}
-
-func onDNSPort(addresses []netip.Addr) (servers []netip.AddrPort) {
-	for _, address := range addresses {
-		servers = append(servers, netip.AddrPortFrom(address, config.DNSPort))
-	}
-	return servers
-}
-
-func single(address netip.Addr) netip.Prefix {
-	return netip.PrefixFrom(address.WithZone(""), address.BitLen())
 }

@@ -77,10 +77,11 @@ func (in Input) upstreams() []netip.AddrPort {
 	if len(in.Settings.Upstreams) > 0 {
 		return in.Settings.Upstreams
 	}
-	return onDNSPort(in.Facts.Resolver.Upstreams)
+	return OnDNSPort(in.Facts.Resolver.Upstreams)
 }
 
-func onDNSPort(addresses []netip.Addr) []netip.AddrPort {
+// OnDNSPort gives addresses the port of DNS.
+func OnDNSPort(addresses []netip.Addr) []netip.AddrPort {
 	servers := make([]netip.AddrPort, 0, len(addresses))
 	for _, address := range addresses {
 		servers = append(servers, netip.AddrPortFrom(address, config.DNSPort))
@@ -143,7 +144,7 @@ func (in Input) routes(d Desired) Routes {
 		routes.Zones[zone.Name] = living
 	}
 	if IsTransparent(in.Settings) && len(in.Settings.Upstreams) == 0 {
-		routes.Upstreams = onDNSPort(resolver.Loopback)
+		routes.Upstreams = OnDNSPort(resolver.Loopback)
 	}
 	switch n := len(in.Snapshot.Endpoints); n {
 	case 0:

@@ -71,10 +71,10 @@ func (in Input) listeners(d Desired, clusterDNS []netip.Addr) (listeners []Liste
 	if d.Shared != nil && !unsteered {
 		listeners = append(listeners, Listener{netip.AddrPortFrom(KubeSwitchAddress(in.Settings), config.DNSPort), ScopeShared})
 	}
-	for _, address := range onDNSPort(clusterDNS) {
+	for _, address := range OnDNSPort(clusterDNS) {
 		listeners = append(listeners, Listener{address, ScopePod})
 	}
-	for _, address := range onDNSPort(d.SteeredAt) {
+	for _, address := range OnDNSPort(d.SteeredAt) {
 		listeners = append(listeners, Listener{address, ScopeTransparent})
 	}
 	return listeners
@@ -122,7 +122,7 @@ func (in Input) steeredAt() []netip.Addr {
 
 // InterceptedBy returns an address of a family at which this host's own queries are steered.
 func (d Desired) InterceptedBy(is4 bool) (netip.AddrPort, bool) {
-	for _, address := range slices.Concat(d.Listen, onDNSPort(d.SteeredAt)) {
+	for _, address := range slices.Concat(d.Listen, OnDNSPort(d.SteeredAt)) {
 		if address.Addr().Is4() == is4 {
 			return address, true
 		}

@@ -266,7 +266,7 @@ func TestTransparentUpstreams(t *testing.T) {
 		}
 		return d.Forward.Upstreams
 	}
-	if got, want := upstreams(), onDNSPort(in.Facts.Resolver.Loopback); !slices.Equal(got, want) {
+	if got, want := upstreams(), OnDNSPort(in.Facts.Resolver.Loopback); !slices.Equal(got, want) {
 		t.Errorf("upstreams %v, want %v", got, want)
 	}
 	in.Settings.Upstreams = []netip.AddrPort{endpointA}

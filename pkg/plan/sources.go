@@ -42,8 +42,8 @@ func sources(allowed []netip.Prefix, clients int, own []netip.Prefix, networks [
 	for _, address := range own {
 		for _, a := range append(sharedAddresses(address), address.Addr()) {
 			// Those that are in no known prefix need no entry of their own. There may be thousands (kube-proxy's IPVS mode).
-			if contained(behind, single(a)) || contained(allowed, single(a)) {
-				nobodys = append(nobodys, single(a))
+			if contained(behind, Single(a)) || contained(allowed, Single(a)) {
+				nobodys = append(nobodys, Single(a))
 			}
 		}
 	}
@@ -74,7 +74,8 @@ func permits(sources []Source, allowed []netip.Prefix) (permits []Permit) {
 	return permits
 }
 
-func single(address netip.Addr) netip.Prefix {
+// Single is the prefix of one address, without its zone.
+func Single(address netip.Addr) netip.Prefix {
 	return netip.PrefixFrom(address.WithZone(""), address.BitLen())
 }
 
