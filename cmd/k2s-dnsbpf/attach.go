@@ -85,14 +85,19 @@ func attachOrReload(ctx context.Context, c config.Config) (said string, err erro
 		if !errors.Is(err, rundir.ErrAttached) {
 			return said, err
 		}
-		if other := client.OtherVersion(ctx, c, version); other != "" && !replaced {
+		var changed bool
+		switch other := client.OtherVersion(ctx, c, version); {
+		case other != "" && !replaced:
 			replaced = true
 			if err := client.Replace(ctx, c); err != nil {
 				return "", err
 			}
 			continue
+		case other != "":
+			err = control.ErrNotServing // it is about to end
+		default:
+			changed, err = control.Reload(ctx, c)
 		}
-		changed, err := control.Reload(ctx, c)
 		switch {
 		case err == nil && changed:
 			return "already attached: went over to the new settings", nil
