@@ -67,7 +67,8 @@ type Daemon struct {
 	replaced    bool                  // by a successor that is about to come
 	lingering   *handover.Lingering
 
-	seen atomic.Pointer[attachment]
+	seen    atomic.Pointer[attachment]
+	leaving atomic.Bool // it makes way for a successor, and takes no other orders
 
 	// For the goroutine of Run alone.
 	now       attachment
@@ -117,6 +118,7 @@ func (d *Daemon) Run(ctx context.Context, ready func(status.Report)) error {
 
 // reset makes a daemon that was to be replaced one that is about to attach.
 func (d *Daemon) reset() {
+	d.leaving.Store(false)
 	d.replaced, d.guardian, d.lingering, d.predecessor, d.linger = false, nil, nil, nil, 0
 	d.datapath, d.forwarder, d.host, d.health, d.looker = nil, nil, nil, newHealth(), host.Looker{}
 	d.now = attachment{config: d.now.config, problems: make(map[plan.ProblemKind]string)}

@@ -61,6 +61,7 @@ func (d *Daemon) Replace(ctx context.Context) (replied func(), err error) {
 	done := make(chan struct{})
 	select {
 	case d.replacements <- done:
+		d.leaving.Store(true)
 		return func() { close(done) }, nil
 	case <-ctx.Done():
 		return nil, ErrGone

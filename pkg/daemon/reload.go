@@ -28,6 +28,10 @@ type reload struct {
 
 // Reload implements control.Handler. It may be called once Run has called ready.
 func (d *Daemon) Reload(ctx context.Context, c config.Config) (changed bool, err error) {
+	if d.leaving.Load() {
+		<-ctx.Done() // the connection ends, and whoever asks looks for the successor
+		return false, ctx.Err()
+	}
 	seen := d.seen.Load()
 	if c.Same(seen.config) && !seen.source.Outdated() {
 		return false, nil

@@ -11,7 +11,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// holderOf returns the process that has a file locked, by the kernel's list (proc_locks(5)); 0 if it is in another PID
+// holderOf returns the process that has a file locked for itself, by the kernel's list (proc_locks(5)), and not one that only
+// asks who has; 0 if it is in another PID
 // namespace, or can't be told.
 func holderOf(f *os.File) int {
 	var mine unix.Stat_t
@@ -28,7 +29,7 @@ func holderOf(f *os.File) int {
 	lines := bufio.NewScanner(list)
 	for lines.Scan() {
 		fields := strings.Fields(lines.Text())
-		if len(fields) < 6 || fields[1] != "FLOCK" || fields[5] != wanted {
+		if len(fields) < 6 || fields[1] != "FLOCK" || fields[3] != "WRITE" || fields[5] != wanted {
 			continue
 		}
 		if pid, err := strconv.Atoi(fields[4]); err == nil && pid > 0 {
