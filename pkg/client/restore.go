@@ -33,11 +33,8 @@ func Restore(ctx context.Context, c config.Config, log *zap.Logger) (done []stri
 	for {
 		lock, err := state.TryLock(rundir.Lock(c))
 		switch {
-		case err == nil && rundir.Orphan(c) != 0:
-			return nil, errors.Join(fmt.Errorf("restore: %w (process %d, whose directories are others or gone): run k2s-dnsbpf detach, which restores it first", ErrInUse, rundir.Orphan(c)),
-				rundir.RemoveLock(c, lock))
 		case err == nil:
-			done, err := host.RestoreLocked(c, log)
+			done, err := restoreUnless(rundir.Orphan(c), c, log)
 			return done, errors.Join(err, rundir.RemoveLock(c, lock))
 		case !errors.Is(err, state.ErrLocked):
 			// A read-only /run, or none. Whoever might have it had to write there, too.
@@ -53,6 +50,14 @@ func Restore(ctx context.Context, c config.Config, log *zap.Logger) (done []stri
 		case <-time.After(control.LookAgain):
 		}
 	}
+}
+
+// restoreUnless restores, unless a daemon lives that has not got the lock. The caller has it.
+func restoreUnless(orphan int, c config.Config, log *zap.Logger) ([]string, error) {
+	if orphan != 0 {
+		return nil, fmt.Errorf("restore: %w (process %d, whose directories are others or gone): run k2s-dnsbpf detach, which restores it first", ErrInUse, orphan)
+	}
+	return host.RestoreLocked(c, log)
 }
 
 // restoreBeside decides what to do while somebody else has the lock. It decides nothing if that one is an attach, a

@@ -35,12 +35,13 @@ func Status(ctx context.Context, c config.Config) (status.Report, error) {
 	switch {
 	case ctx.Err() != nil:
 		return status.Report{}, err
-	case errors.Is(err, control.ErrNoDaemon) && rundir.Orphan(c) != 0:
-		remedy = "run k2s-dnsbpf detach, which finds it, and attach again"
-		problem = fmt.Sprintf("the daemon, process %d, can't be asked: its run or state directory is another one or was removed: %s", rundir.Orphan(c), remedy)
 	case errors.Is(err, control.ErrNoDaemon):
 		remedy = "run k2s-dnsbpf attach again, or detach"
 		problem = "the daemon is dead: " + remedy
+		if pid := rundir.Orphan(c); pid != 0 {
+			remedy = "run k2s-dnsbpf detach, which finds it, and attach again"
+			problem = fmt.Sprintf("the daemon, process %d, can't be asked: its run or state directory is another one or was removed: %s", pid, remedy)
+		}
 	case errors.Is(err, control.ErrNotServing):
 		remedy = "ask again when it has ended"
 		problem = "an attach or detach is at work: " + remedy

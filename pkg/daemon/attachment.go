@@ -77,6 +77,11 @@ func (d *Daemon) enter(next attachment) error {
 	if err != nil {
 		return err
 	}
+	return d.realize(next, desired)
+}
+
+// realize is enter with a plan that is made already.
+func (d *Daemon) realize(next attachment, desired plan.Desired) error {
 	next.desired = desired
 	if err := d.apply(&next); err != nil {
 		return err
@@ -141,8 +146,11 @@ func (d *Daemon) logChanges(old, now plan.Desired) {
 }
 
 // update enters a state that an event has led to. A failure leaves the old one in effect and shows in status.
-func (d *Daemon) update(next attachment) {
-	if err := d.enter(next); err != nil {
+func (d *Daemon) update(next attachment) { d.settle(d.enter(next)) }
+
+// settle tells what came of entering a state.
+func (d *Daemon) settle(err error) {
+	if err != nil {
 		d.log.Error("a change is not in effect, the old state stays", zap.Error(err))
 		d.note(plan.ProblemUpdate, err.Error())
 		return
@@ -154,7 +162,10 @@ func (d *Daemon) update(next attachment) {
 // routes often, those to the endpoints seldom.
 func (d *Daemon) replan() {
 	desired, err := d.plan(d.now)
-	if err != nil || !reflect.DeepEqual(desired, d.now.desired) {
-		d.update(d.now.clone())
+	switch {
+	case err != nil:
+		d.settle(err)
+	case !reflect.DeepEqual(desired, d.now.desired):
+		d.settle(d.realize(d.now.clone(), desired))
 	}
 }

@@ -22,8 +22,8 @@ import (
 )
 
 // The KubeSwitch address may have a DNS server already: libvirt's dnsmasq, where the KubeSwitch is a libvirt network. It
-// keeps its port, now and when it is started again: the kernel steers cluster names past it. So it is with an address
-// that comes after the attach, since such a server comes with it: who binds the port first would keep the other from
+// keeps its port, now and when it is started again: the kernel steers cluster names past it. An address that comes after
+// the attach is left for a while to the server that may come with it: who binds the port first would keep the other from
 // starting.
 
 // errPortTaken is returned by an attach to a host whose own programs ask a server that has the port.

@@ -69,22 +69,28 @@ func (d *Datapath) ReplaceSources(sources []Source) error {
 func (d *Datapath) AddReplyVia(via map[uint32]uint32) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
+	if err := d.addReplyVia(via); err != nil {
+		return err
+	}
+	return remember[uint32, uint32](d, d.objects.DnsReplyVia)
+}
 
+func (d *Datapath) addReplyVia(via map[uint32]uint32) error {
 	for ifindex, out := range via {
 		if err := d.objects.DnsReplyVia.Put(ifindex, out); err != nil {
 			return fmt.Errorf("write interface %d to map dns_reply_via: %w", ifindex, err)
 		}
 	}
-	return remember[uint32, uint32](d, d.objects.DnsReplyVia)
+	return nil
 }
 
 // ReplaceReplyVia is AddReplyVia and forgets all others.
 func (d *Datapath) ReplaceReplyVia(via map[uint32]uint32) error {
-	if err := d.AddReplyVia(via); err != nil {
-		return err
-	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
+	if err := d.addReplyVia(via); err != nil {
+		return err
+	}
 	err := deleteUnless(d.objects.DnsReplyVia, func(ifindex uint32) bool { _, keep := via[ifindex]; return keep })
 	return errors.Join(err, remember[uint32, uint32](d, d.objects.DnsReplyVia))
 }

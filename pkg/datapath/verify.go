@@ -78,11 +78,8 @@ type pinned interface {
 // pins are all that there should be, by path.
 func (d *Datapath) pins() map[string]pinned {
 	pins := make(map[string]pinned)
-	o := &d.objects
-	for _, m := range []*ebpf.Map{o.DnsBackends, o.DnsConfig, o.DnsFlows, o.DnsListeners, o.DnsReplyVia, o.DnsSources, o.DnsStats, o.DnsZones} {
-		if name := d.mapNames[m]; name != "" {
-			pins[filepath.Join(d.mapDir(), name)] = m
-		}
+	for m, name := range d.mapNames {
+		pins[filepath.Join(d.mapDir(), name)] = m
 	}
 	for a, l := range d.links {
 		pins[filepath.Join(d.linkDir(), a.pinName())] = l

@@ -169,9 +169,6 @@ func exchange(t *testing.T, l link.Link) {
 func TestVerifyFilters(t *testing.T) {
 	pinDir := newNamespace(t)
 	d := load(t, Options{PinDir: pinDir, TrafficControl: &filters{}, ForceTrafficControl: true})
-	if err := d.identify(); err != nil {
-		t.Fatal(err)
-	}
 	onLo := Attachment{FromHost, "lo", loIfindex, true}
 	replaceAttachments(t, d, onLo)
 	if wrong := d.Verify(); len(wrong) != 0 {
