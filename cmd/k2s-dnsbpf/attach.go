@@ -32,11 +32,7 @@ the host has now. Returns when the host resolves through it; the daemon stays in
 		Args: noArgs,
 	}
 	s := newSettings(cmd)
-	s.addAttachFlags()
-	complete(cmd, "topology", config.TopologyNativeLinux)
-	complete(cmd, "resolver", config.ResolverTakeover, config.ResolverTransparent, config.ResolverNone)
-	complete(cmd, "on-foreign-change", config.ChangeRetake, config.ChangeYield)
-	complete(cmd, "endpoint-preference", config.PreferAll, config.PreferNode, config.PreferZone)
+	s.addAttachFlags(cmd)
 	cmd.Flags().BoolVar(&foreground, "foreground", false, "stay in the foreground, for a service unit or a container")
 	cmd.Flags().BoolVar(&dryRun, "dry-run", false, "say what would be done, and change nothing")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {

@@ -38,8 +38,9 @@ Exit status 3: the host is not attached, or something on the way is not well; th
 		ValidArgsFunction: cobra.NoFileCompletions,
 	}
 	s := newSettings(cmd)
-	bind(s, cmd.Flags().StringVar, "kubeconfig", func(c *config.Config) *string { return &c.Kubeconfig },
-		"kubeconfig `FILE` (default: the one attached with, else as attach finds it)")
+	kubeconfig, _ := config.Find("kubeconfig")
+	kubeconfig.Otherwise = "the one attached with, else as attach finds it"
+	s.offer(cmd, kubeconfig)
 	reporting(cmd, s, func(ctx context.Context, c config.Config) (report, bool, error) {
 		r, err := client.Check(ctx, c, target)
 		return r, r.Healthy, err

@@ -4,7 +4,6 @@ package main
 
 import (
 	"fmt"
-	"time"
 
 	"github.com/spf13/cobra"
 
@@ -22,8 +21,8 @@ that have not read the resolver configuration again. An attach in that time take
 	}
 	var dryRun bool
 	s := newSettings(cmd)
-	bind(s, s.names.DurationVar, "linger", func(c *config.Config) *time.Duration { return &c.Linger },
-		"how long the daemon answers on at least, 0 for not at all; it ends when nobody has asked it for half of that, or after six times as long")
+	linger, _ := config.Find("linger")
+	s.offer(cmd, linger)
 	cmd.Flags().BoolVar(&dryRun, "dry-run", false, "say what would be done, and change nothing")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		c, log, err := s.configAndLogger(cmd.Context())

@@ -8,13 +8,14 @@ import (
 
 	"go.uber.org/zap/zapcore"
 
+	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/config"
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/guardian"
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/host"
 )
 
 // runGuardian is the process that the daemon starts beside itself.
 func runGuardian(args []string) error {
-	c, err := guardian.Parse(args)
+	c, err := config.ParseCommonArgs(guardian.Command, args)
 	if err != nil {
 		return usageError{err}
 	}

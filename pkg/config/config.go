@@ -10,7 +10,6 @@ import (
 	"net/netip"
 	"path"
 	"path/filepath"
-	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -76,72 +75,37 @@ const (
 	ChangeYield  ChangePolicy = "yield"  // theirs stays in place
 )
 
-// Config is a complete set of settings. The field tags are the keys of the file.
+// Config is a complete set of settings. What there is to say about each of them is in the table.
 type Config struct {
-	Topology           Topology           `yaml:"topology" json:"topology"`
-	Kubeconfig         string             `yaml:"kubeconfig" json:"kubeconfig,omitempty"`
-	DNSEndpoints       []netip.AddrPort   `yaml:"dnsEndpoints" json:"dnsEndpoints,omitempty"`
-	DNSService         string             `yaml:"dnsService" json:"dnsService,omitempty"`
-	CorefileConfigMap  string             `yaml:"corefileConfigMap" json:"corefileConfigMap,omitempty"`
-	StubZones          bool               `yaml:"stubZones" json:"stubZones"`
-	EndpointPreference EndpointPreference `yaml:"endpointPreference" json:"endpointPreference"`
-	NodeName           string             `yaml:"nodeName" json:"nodeName,omitempty"`
-	Zones              []string           `yaml:"zones" json:"zones,omitempty"`
-	ServiceCIDRs       []netip.Prefix     `yaml:"serviceCIDRs" json:"serviceCIDRs,omitempty"`
-	PodCIDRs           []netip.Prefix     `yaml:"podCIDRs" json:"podCIDRs,omitempty"`
-	KubeSwitchAddress  netip.Addr         `yaml:"kubeswitchAddress" json:"kubeswitchAddress,omitzero"`
-	NoKubeSwitch       bool               `yaml:"-" json:"noKubeSwitch,omitempty"` // kubeswitchAddress: none
-	Upstreams          []netip.AddrPort   `yaml:"upstreams" json:"upstreams,omitempty"`
-	Allowed            []netip.Prefix     `yaml:"allowed" json:"allowed,omitempty"`
-	Pods               []string           `yaml:"pods" json:"pods,omitempty"`
-	ClusterDNS         []netip.Addr       `yaml:"clusterDNS" json:"clusterDNS,omitempty"`
-	Resolver           ResolverMode       `yaml:"resolver" json:"resolver"`
-	OnForeignChange    ChangePolicy       `yaml:"onForeignChange" json:"onForeignChange"`
-	InPlace            bool               `yaml:"inPlace" json:"inPlace,omitempty"`
-	OverrideImmutable  bool               `yaml:"overrideImmutable" json:"overrideImmutable,omitempty"`
-	BPF                bool               `yaml:"bpf" json:"bpf"`
-	Wait               time.Duration      `yaml:"wait" json:"wait"`
-	Linger             time.Duration      `yaml:"linger" json:"linger"`
-	ResolvConf         string             `yaml:"resolvConf" json:"resolvConf"`
-	StateDir           string             `yaml:"stateDir" json:"stateDir"`
-	RunDir             string             `yaml:"runDir" json:"runDir"`
-	BPFFS              string             `yaml:"bpffs" json:"bpffs"`
-	LogLevel           string             `yaml:"logLevel" json:"logLevel"`
-}
-
-// Default returns the settings of a host that says nothing.
-func Default() Config {
-	return Config{
-		Topology:           TopologyNativeLinux,
-		Kubeconfig:         "",  // searched for
-		DNSEndpoints:       nil, // discovered
-		DNSService:         "",  // kube-system/kube-dns, or the one with its label
-		CorefileConfigMap:  "",  // coredns
-		StubZones:          false,
-		EndpointPreference: PreferAll,
-		NodeName:           "",           // the host's name
-		Zones:              nil,          // discovered; DefaultZone if there is nothing to discover
-		ServiceCIDRs:       nil,          // discovered
-		PodCIDRs:           nil,          // discovered
-		KubeSwitchAddress:  netip.Addr{}, // DefaultKubeSwitchAddress if an interface has it
-		NoKubeSwitch:       false,
-		Upstreams:          nil, // the host's own
-		Allowed:            nil, // the KubeSwitch interface's own subnets
-		Pods:               nil, // pods are left alone
-		ClusterDNS:         nil, // discovered
-		Resolver:           ResolverTakeover,
-		OnForeignChange:    ChangeRetake,
-		InPlace:            false, // a resolver file that can't be renamed is refused
-		OverrideImmutable:  false, // and so is one that chattr +i protects
-		BPF:                true,
-		Wait:               DefaultWait,
-		Linger:             DefaultLinger,
-		ResolvConf:         DefaultResolvConf,
-		StateDir:           DefaultStateDir,
-		RunDir:             DefaultRunDir,
-		BPFFS:              DefaultBPFFS,
-		LogLevel:           DefaultLogLevel,
-	}
+	Topology           Topology           `json:"topology"`
+	Kubeconfig         string             `json:"kubeconfig,omitempty"`
+	DNSEndpoints       []netip.AddrPort   `json:"dnsEndpoints,omitempty"`
+	DNSService         string             `json:"dnsService,omitempty"`
+	CorefileConfigMap  string             `json:"corefileConfigMap,omitempty"`
+	StubZones          bool               `json:"stubZones"`
+	EndpointPreference EndpointPreference `json:"endpointPreference"`
+	NodeName           string             `json:"nodeName,omitempty"`
+	Zones              []string           `json:"zones,omitempty"`
+	ServiceCIDRs       []netip.Prefix     `json:"serviceCIDRs,omitempty"`
+	PodCIDRs           []netip.Prefix     `json:"podCIDRs,omitempty"`
+	KubeSwitchAddress  netip.Addr         `json:"kubeswitchAddress,omitzero"`
+	NoKubeSwitch       bool               `json:"noKubeSwitch,omitempty"` // kubeswitchAddress: none
+	Upstreams          []netip.AddrPort   `json:"upstreams,omitempty"`
+	Allowed            []netip.Prefix     `json:"allowed,omitempty"`
+	Pods               []string           `json:"pods,omitempty"`
+	ClusterDNS         []netip.Addr       `json:"clusterDNS,omitempty"`
+	Resolver           ResolverMode       `json:"resolver"`
+	OnForeignChange    ChangePolicy       `json:"onForeignChange"`
+	InPlace            bool               `json:"inPlace,omitempty"`
+	OverrideImmutable  bool               `json:"overrideImmutable,omitempty"`
+	BPF                bool               `json:"bpf"`
+	Wait               time.Duration      `json:"wait"`
+	Linger             time.Duration      `json:"linger"`
+	ResolvConf         string             `json:"resolvConf"`
+	StateDir           string             `json:"stateDir"`
+	RunDir             string             `json:"runDir"`
+	BPFFS              string             `json:"bpffs"`
+	LogLevel           string             `json:"logLevel"`
 }
 
 // FromJournal reads the settings that a daemon, of this version or another, has recorded. What that one did not know has its
@@ -165,117 +129,6 @@ func (c Config) Same(o Config) bool {
 	return errLeft == nil && errRight == nil && bytes.Equal(left, right)
 }
 
-// live are the settings that can change while attached, by their keys in JSON.
-var live = []string{
-	"dnsEndpoints", "kubeconfig", "upstreams", "zones", "serviceCIDRs", "podCIDRs", "dnsService", "corefileConfigMap", "stubZones",
-	"endpointPreference", "nodeName", "allowed", "pods", "clusterDNS", "wait", "linger", "onForeignChange",
-}
-
-// NeedDetach returns the keys of those settings in which two configurations differ and that can't change while attached.
-func NeedDetach(now, next Config) (keys []string) {
-	before, after := now.byKey(), next.byKey()
-	for key := range after {
-		if _, both := before[key]; !both {
-			before[key] = nil
-		}
-	}
-	for key, value := range before {
-		if !slices.Contains(live, key) && !bytes.Equal(value, after[key]) {
-			keys = append(keys, key)
-		}
-	}
-	slices.Sort(keys)
-	return keys
-}
-
-func (c Config) byKey() map[string]json.RawMessage {
-	keys := make(map[string]json.RawMessage)
-	// What was made by Marshal is no error to Unmarshal.
-	if text, err := json.Marshal(c); err == nil {
-		_ = json.Unmarshal(text, &keys)
-	}
-	return keys
-}
-
-// Validate checks the values that can be judged without looking at the host.
-func (c Config) Validate() error {
-	if c.Topology != TopologyNativeLinux {
-		return fmt.Errorf("topology %q: %w: this version knows %q", c.Topology, ErrInvalid, TopologyNativeLinux)
-	}
-	if !slices.Contains([]ResolverMode{ResolverTakeover, ResolverTransparent, ResolverNone}, c.Resolver) {
-		return fmt.Errorf("resolver %q: %w: this version knows %q, %q and %q", c.Resolver, ErrInvalid,
-			ResolverTakeover, ResolverTransparent, ResolverNone)
-	}
-	if c.Resolver == ResolverTransparent && !c.BPF {
-		return fmt.Errorf("resolver %q: %w: only the kernel can steer past the host's resolver: leave out --no-bpf (bpf: false), or use %q",
-			c.Resolver, ErrInvalid, ResolverTakeover)
-	}
-	if !slices.Contains([]ChangePolicy{ChangeRetake, ChangeYield}, c.OnForeignChange) {
-		return fmt.Errorf("onForeignChange %q: %w: write %q or %q", c.OnForeignChange, ErrInvalid, ChangeRetake, ChangeYield)
-	}
-	if !slices.Contains([]EndpointPreference{PreferAll, PreferNode, PreferZone}, c.EndpointPreference) {
-		return fmt.Errorf("endpointPreference %q: %w: write %s, %s or %s", c.EndpointPreference, ErrInvalid, PreferAll, PreferNode, PreferZone)
-	}
-	if err := checkService(c.DNSService); err != nil {
-		return err
-	}
-	for _, zone := range c.Zones {
-		if err := checkZone(zone); err != nil {
-			return err
-		}
-	}
-	for _, server := range slices.Concat(c.DNSEndpoints, c.Upstreams) {
-		if server.Addr().IsUnspecified() || server.Addr().IsMulticast() || server.Port() == 0 {
-			return fmt.Errorf("DNS server %s: %w: give a host's address", server, ErrInvalid)
-		}
-		if server.Addr().Is6() && server.Addr().IsLinkLocalUnicast() && server.Addr().Zone() == "" {
-			return fmt.Errorf("DNS server %s: %w: a link-local address is one on each link: name the interface, as in %s%%eth0",
-				server, ErrInvalid, server.Addr())
-		}
-	}
-	if err := checkOwn("kubeswitchAddress", c.KubeSwitchAddress); err != nil {
-		return err
-	}
-	for _, address := range c.ClusterDNS {
-		if err := checkOwn("clusterDNS", address); err != nil {
-			return err
-		}
-	}
-	for _, pattern := range c.Pods {
-		if _, err := path.Match(pattern, ""); err != nil || pattern == "" {
-			return fmt.Errorf("pods %q: %w: write an interface name or a pattern such as veth*", pattern, ErrInvalid)
-		}
-	}
-	if c.Wait <= 0 {
-		return fmt.Errorf("wait %s: %w: give a time above zero, such as %s", c.Wait, ErrInvalid, DefaultWait)
-	}
-	if c.Linger < 0 || c.Linger > maxLinger {
-		return fmt.Errorf("linger %s: %w: give a time up to %s, such as %s, or 0 not to", c.Linger, ErrInvalid, maxLinger, DefaultLinger)
-	}
-	for key, file := range map[string]string{
-		"resolvConf": c.ResolvConf, "stateDir": c.StateDir, "runDir": c.RunDir, "bpffs": c.BPFFS,
-	} {
-		if !filepath.IsAbs(file) && !path.IsAbs(file) { // a Linux host's are checked on other systems too
-			return fmt.Errorf("%s %q: %w: give an absolute path", key, file, ErrInvalid)
-		}
-	}
-	return nil
-}
-
-// SetKubeSwitch sets the KubeSwitch address to an IP, or to none.
-func (c *Config) SetKubeSwitch(text string) error {
-	if text == "none" {
-		c.KubeSwitchAddress, c.NoKubeSwitch = netip.Addr{}, true
-		return nil
-	}
-	address, err := netip.ParseAddr(text)
-	if err != nil {
-		return fmt.Errorf("%q: %w: write an IP address, or none", text, ErrInvalid)
-	}
-	c.KubeSwitchAddress, c.NoKubeSwitch = address.Unmap(), false
-	return nil
-}
-
 // checkOwn refuses what queries can't be intercepted at for others; no address at all is the default. An IPv6 link-local
 // address is one on each link, which neither the kernel programs nor the resolver files of most clients can tell apart.
 func checkOwn(key string, address netip.Addr) error {
@@ -291,16 +144,16 @@ func checkOwn(key string, address netip.Addr) error {
 }
 
 // checkService wants NAMESPACE/NAME, or nothing.
-func checkService(text string) error {
+func checkService(key, text string) error {
 	namespace, name, ok := strings.Cut(text, "/")
 	if text != "" && (!ok || namespace == "" || name == "" || strings.ContainsAny(name, "/ ")) {
-		return fmt.Errorf("dnsService %q: %w: write NAMESPACE/NAME, such as kube-system/kube-dns", text, ErrInvalid)
+		return fmt.Errorf("%s %q: %w: write NAMESPACE/NAME, such as kube-system/kube-dns", key, text, ErrInvalid)
 	}
 	return nil
 }
 
 // checkZone refuses what can't be a zone that queries are steered for. The root would take every name there is.
-func checkZone(zone string) error {
+func checkZone(_, zone string) error {
 	name := strings.TrimSuffix(zone, ".")
 	if name == "" {
 		return fmt.Errorf("zone %q: %w: the root zone would take every name from the host's own servers", zone, ErrInvalid)
@@ -319,6 +172,63 @@ func checkZone(zone string) error {
 		}
 	}
 	return nil
+}
+
+func checkServer(_ string, server netip.AddrPort) error {
+	if server.Addr().IsUnspecified() || server.Addr().IsMulticast() || server.Port() == 0 {
+		return fmt.Errorf("DNS server %s: %w: give a host's address", server, ErrInvalid)
+	}
+	if server.Addr().Is6() && server.Addr().IsLinkLocalUnicast() && server.Addr().Zone() == "" {
+		return fmt.Errorf("DNS server %s: %w: a link-local address is one on each link: name the interface, as in %s%%eth0",
+			server, ErrInvalid, server.Addr())
+	}
+	return nil
+}
+
+func checkPattern(key, pattern string) error {
+	if _, err := path.Match(pattern, ""); err != nil || pattern == "" {
+		return fmt.Errorf("%s %q: %w: write an interface name or a pattern such as veth*", key, pattern, ErrInvalid)
+	}
+	return nil
+}
+
+func checkPath(key, file string) error {
+	if !filepath.IsAbs(file) && !path.IsAbs(file) { // a Linux host's are checked on other systems too
+		return fmt.Errorf("%s %q: %w: give an absolute path", key, file, ErrInvalid)
+	}
+	return nil
+}
+
+func checkWait(key string, wait time.Duration) error {
+	if wait <= 0 {
+		return fmt.Errorf("%s %s: %w: give a time above zero, such as %s", key, wait, ErrInvalid, DefaultWait)
+	}
+	return nil
+}
+
+func checkLinger(key string, linger time.Duration) error {
+	if linger < 0 || linger > maxLinger {
+		return fmt.Errorf("%s %s: %w: give a time up to %s, such as %s, or 0 not to", key, linger, ErrInvalid, maxLinger, DefaultLinger)
+	}
+	return nil
+}
+
+func asIs(text string) (string, error) { return text, nil }
+
+func parseAddress(text string) (netip.Addr, error) {
+	address, err := netip.ParseAddr(text)
+	if err != nil {
+		return address, fmt.Errorf("%q: %w: write an IP address", text, ErrInvalid)
+	}
+	return address.Unmap(), nil
+}
+
+func parsePrefix(text string) (netip.Prefix, error) {
+	prefix, err := netip.ParsePrefix(strings.TrimSpace(text))
+	if err != nil {
+		return prefix, fmt.Errorf("%q: %w: write a range such as 172.21.0.0/16", text, ErrInvalid)
+	}
+	return prefix.Masked(), nil
 }
 
 // ParseServer reads IP[:PORT], with the port DNSPort if there is none: 10.0.0.1, 10.0.0.1:5353, fe80::1%eth0,

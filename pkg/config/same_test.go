@@ -81,41 +81,6 @@ func TestSameSettings(t *testing.T) {
 	}
 }
 
-// TestNeedDetach: each setting that is not live is named, by its key; an unknown one does not exist.
-func TestNeedDetach(t *testing.T) {
-	all := Default()
-	keys := all.byKey()
-	full := all
-	full.Kubeconfig, full.DNSEndpoints, full.DNSService, full.CorefileConfigMap, full.NodeName = "/k", servers("10.0.0.1:53"), "a/b", "c", "n"
-	full.Zones, full.Upstreams, full.Pods = []string{"z"}, servers("10.0.0.2:53"), []string{"veth*"}
-	full.ServiceCIDRs = []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8")}
-	full.PodCIDRs, full.Allowed, full.ClusterDNS = full.ServiceCIDRs, full.ServiceCIDRs, []netip.Addr{netip.MustParseAddr("10.0.0.3")}
-	full.StubZones, full.EndpointPreference, full.Wait, full.Linger, full.OnForeignChange = true, PreferZone, 1, 1, ChangeYield
-	for key := range full.byKey() {
-		keys[key] = nil
-	}
-	for _, key := range live {
-		if _, ok := keys[key]; !ok {
-			t.Errorf("%s is no setting", key)
-		}
-	}
-	if got := NeedDetach(all, full); len(got) > 0 {
-		t.Errorf("live settings need a detach: %v", got)
-	}
-	for key, change := range map[string]func(*Config){
-		"inPlace": func(c *Config) { c.InPlace = true }, "overrideImmutable": func(c *Config) { c.OverrideImmutable = true },
-		"bpf": func(c *Config) { c.BPF = false }, "resolver": func(c *Config) { c.Resolver = ResolverNone },
-		"logLevel": func(c *Config) { c.LogLevel = "debug" }, "noKubeSwitch": func(c *Config) { c.NoKubeSwitch = true },
-		"kubeswitchAddress": func(c *Config) { c.KubeSwitchAddress = endpointA.Addr() }, "runDir": func(c *Config) { c.RunDir = "/x" },
-	} {
-		changed := Default()
-		change(&changed)
-		if got := NeedDetach(Default(), changed); len(got) != 1 || got[0] != key {
-			t.Errorf("%s: %v", key, got)
-		}
-	}
-}
-
 // TestFileThatIsNone: what can't be meant, and what was meant perhaps.
 func TestFileThatIsNone(t *testing.T) {
 	for text, says := range map[string]string{

@@ -207,8 +207,7 @@ func (d *Daemon) canAdopt(header state.Header) bool {
 	if err != nil {
 		return false
 	}
-	return old.BPF && d.now.config.BPF && old.BPFFS == d.now.config.BPFFS && old.ResolvConf == d.now.config.ResolvConf &&
-		old.Resolver == d.now.config.Resolver
+	return config.CanAdopt(old, d.now.config)
 }
 
 // release gives the locks back and removes the directories if nothing else is in them.

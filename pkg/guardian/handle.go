@@ -117,7 +117,7 @@ func (g *Handle) runOne() error {
 
 	// This very program, even if another version has been installed since.
 	child := &exec.Cmd{
-		Path: "/proc/self/exe", Args: append([]string{"k2s-dnsbpf"}, args(g.config)...), Env: environment,
+		Path: "/proc/self/exe", Args: append([]string{"k2s-dnsbpf", Command}, g.config.CommonArgs()...), Env: environment,
 		Dir: "/", Stderr: os.Stderr, ExtraFiles: []*os.File{theirs, pidfd},
 		// A session of its own: what ends the daemon's process group is what it is there for.
 		SysProcAttr: &syscall.SysProcAttr{Setsid: true},

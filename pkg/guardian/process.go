@@ -6,12 +6,10 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"flag"
 	"fmt"
 	"io/fs"
 	"os"
 	"os/signal"
-	"strings"
 	"time"
 
 	"go.uber.org/zap"
@@ -84,27 +82,6 @@ func ReadRecord(c config.Config) (Record, error) {
 		return record, err
 	}
 	return record, json.Unmarshal(content, &record)
-}
-
-// args are the arguments by which a guardian learns what it guards.
-func args(c config.Config) []string {
-	return []string{Command, "--resolv-conf", c.ResolvConf, "--state-dir", c.StateDir, "--run-dir", c.RunDir,
-		"--log-level", c.LogLevel}
-}
-
-// Parse is the other end of args.
-func Parse(args []string) (config.Config, error) {
-	c := config.Default()
-	flags := flag.NewFlagSet(Command, flag.ContinueOnError)
-	flags.SetOutput(new(strings.Builder)) // the error says it
-	flags.StringVar(&c.ResolvConf, "resolv-conf", c.ResolvConf, "")
-	flags.StringVar(&c.StateDir, "state-dir", c.StateDir, "")
-	flags.StringVar(&c.RunDir, "run-dir", c.RunDir, "")
-	flags.StringVar(&c.LogLevel, "log-level", c.LogLevel, "")
-	if err := flags.Parse(args); err != nil {
-		return c, err
-	}
-	return c, c.Validate()
 }
 
 // process is the state of that process.
