@@ -5,6 +5,7 @@ package datapath
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"net"
 	"os"
 	"path/filepath"
@@ -87,6 +88,7 @@ func (d *Datapath) ReplaceAttachments(attachments []Attachment) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 
+	maps.DeleteFunc(d.missing, func(a Attachment, _ bool) bool { return !slices.Contains(attachments, a) })
 	keep := make(map[string]bool, len(attachments))
 	for _, attachment := range attachments {
 		keep[attachment.pinName()] = true
@@ -175,7 +177,18 @@ func pinnedID(pin string) link.ID {
 	return linkID(l)
 }
 
+// attach remembers what is missing after an error: nothing else may be left of it.
 func (d *Datapath) attach(a Attachment) error {
+	err := d.tryAttach(a)
+	if err != nil {
+		d.missing[a] = true
+	} else {
+		delete(d.missing, a)
+	}
+	return err
+}
+
+func (d *Datapath) tryAttach(a Attachment) error {
 	program, err := d.program(a.Program)
 	if err != nil {
 		return err
@@ -268,9 +281,11 @@ func runs(l link.Link, ifindex int, program ebpf.ProgramID) bool {
 	return err == nil && now == ifindex
 }
 
-func interfaceExists(ifindex int) bool {
+// interfaceGone is certain: who can't ask, for want of a descriptor, does not know.
+func interfaceGone(ifindex int) bool {
 	_, err := net.InterfaceByIndex(ifindex)
-	return err == nil
+	var call *os.SyscallError
+	return err != nil && !errors.As(err, &call)
 }
 
 func (d *Datapath) attachFilter(a Attachment, program *ebpf.Program) error {

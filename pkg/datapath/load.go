@@ -57,6 +57,7 @@ type Datapath struct {
 	group   uint32              // the newest number that a group was given
 	filters map[Attachment]bool // attached with TrafficControl
 	links   map[Attachment]link.Link
+	missing map[Attachment]bool // could not be attached, and is tried again by Heal
 
 	// What was put into the kernel, see Verify.
 	config   *dnsbpfDnsConfig
@@ -166,6 +167,7 @@ func CheckLoad() error {
 func newDatapath(options Options) *Datapath {
 	return &Datapath{
 		options: options, filters: make(map[Attachment]bool), links: make(map[Attachment]link.Link),
+		missing:  make(map[Attachment]bool),
 		contents: make(map[string]content), mapNames: make(map[*ebpf.Map]string), ids: make(map[*ebpf.Program]ebpf.ProgramID),
 	}
 }

@@ -43,7 +43,7 @@ func (d *Datapath) Intact() bool {
 func (d *Datapath) lostHooks() (lost []string) {
 	for a, l := range d.links {
 		program, err := d.program(a.Program)
-		if err == nil && !runs(l, a.Ifindex, d.ids[program]) && interfaceExists(a.Ifindex) {
+		if err == nil && !runs(l, a.Ifindex, d.ids[program]) && !interfaceGone(a.Ifindex) {
 			lost = append(lost, a.String()+" is not attached any more")
 		}
 	}
@@ -52,8 +52,13 @@ func (d *Datapath) lostHooks() (lost []string) {
 			lost = append(lost, a.String()+" is not attached any more")
 		}
 	}
+	for a := range d.missing {
+		if !interfaceGone(a.Ifindex) {
+			lost = append(lost, a.String()+" is not attached any more")
+		}
+	}
 	slices.Sort(lost)
-	return lost
+	return slices.Compact(lost)
 }
 
 func (d *Datapath) lostPins() (lost []string) {
@@ -97,9 +102,9 @@ func (d *Datapath) Heal() error {
 		errs = append(errs, content.restore())
 	}
 	pinErr := d.repin()
-	for _, a := range slices.Concat(slices.Collect(maps.Keys(d.links)), slices.Collect(maps.Keys(d.filters))) {
+	for _, a := range slices.Concat(slices.Collect(maps.Keys(d.links)), slices.Collect(maps.Keys(d.filters)), slices.Collect(maps.Keys(d.missing))) {
 		// An interface that is gone is for the next plan to leave out.
-		if err := d.attach(a); err != nil && interfaceExists(a.Ifindex) {
+		if err := d.attach(a); err != nil && !interfaceGone(a.Ifindex) {
 			errs = append(errs, fmt.Errorf("attach %s: %w", a, err))
 		}
 	}

@@ -40,19 +40,24 @@ func (h *Host) Keep(now time.Time) (problem string) {
 		return ""
 	}
 	k := &h.keeping
-	wrong := append(h.datapath.Verify(), lostSysctls()...)
-	last := k.fight(now)
-	switch {
-	case len(wrong) == 0 && !last.IsZero():
-		return "others keep taking away what is in the kernel (see the events): stop them"
-	case len(wrong) == 0:
+	k.forget(now)
+	wrong := h.wrong()
+	if len(wrong) == 0 {
+		if k.fighting() {
+			return "others keep taking away what is in the kernel (see the events): stop them"
+		}
 		return ""
-	case now.Sub(last) < healPause:
+	}
+	// What nobody fights over is not to wait for what somebody does.
+	if !slices.ContainsFunc(wrong, func(what string) bool { return k.due(what, now) }) {
 		return fmt.Sprintf("%s: others keep taking it away: it is put back every %s: stop them", strings.Join(wrong, "; "), healPause)
 	}
 	err := h.heal()
+	left := h.wrong()
 	for _, what := range wrong {
-		k.heals[what] = append(k.heals[what], now)
+		if !slices.Contains(left, what) {
+			k.heals[what] = append(k.heals[what], now)
+		}
 	}
 	action := "put back"
 	if err != nil {
@@ -67,8 +72,10 @@ func (h *Host) Keep(now time.Time) (problem string) {
 	return ""
 }
 
-// fight returns when something was put back last that others take away again and again; a zero time if there is no such thing.
-func (k *keeping) fight(now time.Time) (last time.Time) {
+func (h *Host) wrong() []string { return append(h.datapath.Verify(), lostSysctls()...) }
+
+// forget forgets what was put back before the window.
+func (k *keeping) forget(now time.Time) {
 	if k.heals == nil {
 		k.heals = make(map[string][]time.Time)
 	}
@@ -76,11 +83,24 @@ func (k *keeping) fight(now time.Time) (last time.Time) {
 		times = slices.DeleteFunc(times, func(at time.Time) bool { return now.Sub(at) > healWindow })
 		if k.heals[what] = times; len(times) == 0 {
 			delete(k.heals, what)
-		} else if at := times[len(times)-1]; len(times) >= maxHeals && at.After(last) {
-			last = at
 		}
 	}
-	return last
+}
+
+// fighting reports whether others take something away again and again that was put back each time.
+func (k *keeping) fighting() bool {
+	for _, times := range k.heals {
+		if len(times) >= maxHeals {
+			return true
+		}
+	}
+	return false
+}
+
+// due reports whether it is time to put something back: at once, unless there is a fight over it.
+func (k *keeping) due(what string, now time.Time) bool {
+	times := k.heals[what]
+	return len(times) < maxHeals || now.Sub(times[len(times)-1]) >= healPause
 }
 
 // record remembers an event. It reports whether that is another one than before.

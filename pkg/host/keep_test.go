@@ -7,21 +7,26 @@ import (
 	"time"
 )
 
-// TestFight: the same thing again and again within a minute is one; many things once are none.
+// TestFight: the same thing again and again within a minute is one, and nothing else waits for it; many things once are none.
 func TestFight(t *testing.T) {
 	var k keeping
 	now := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
-	if last := k.fight(now); !last.IsZero() {
-		t.Error("a fight from the beginning")
-	}
+	k.forget(now)
 	for i := range maxHeals {
-		k.heals["a"] = append(k.heals["a"], now.Add(time.Duration(i)*time.Second))
-		k.heals[string(rune('b'+i))] = []time.Time{now}
-		if fights := !k.fight(now.Add(5 * time.Second)).IsZero(); fights != (i == maxHeals-1) {
-			t.Errorf("after %d times: %v", i+1, fights)
+		if k.fighting() || !k.due("a", now) {
+			t.Errorf("a fight after %d times", i)
 		}
+		now = now.Add(time.Second)
+		k.heals["a"] = append(k.heals["a"], now)
+		k.heals[string(rune('b'+i))] = []time.Time{now}
 	}
-	if !k.fight(now.Add(healWindow + 2*time.Second)).IsZero() {
+	if !k.fighting() || k.due("a", now.Add(healPause/2)) || !k.due("a", now.Add(healPause)) {
+		t.Error("no fight, or one without a pause")
+	}
+	if !k.due("b", now) {
+		t.Error("what nobody fights over waits")
+	}
+	if k.forget(now.Add(healWindow + time.Second)); k.fighting() {
 		t.Error("left alone for a while, it is still a fight")
 	}
 }

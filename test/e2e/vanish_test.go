@@ -4,9 +4,13 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"net"
 	"strings"
 	"testing"
 
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/asm"
+	"github.com/cilium/ebpf/link"
 	"github.com/miekg/dns"
 
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/test/lab"
@@ -138,6 +142,135 @@ func TestKernelStateTaken(t *testing.T) {
 		return nil
 	})
 	h.detach()
+}
+
+// says requires that status tells of a problem.
+func (h *host) says(text string) {
+	h.t.Helper()
+	if problems := strings.Join(h.status().Problems, "; "); !strings.Contains(problems, text) {
+		h.t.Errorf("status does not say %q: %q", text, problems)
+	}
+}
+
+// tries counts how often putting something back has failed.
+func (h *host) tries(what string) (n int) {
+	h.t.Helper()
+	for _, e := range h.status().Datapath.Events {
+		if strings.Contains(e.What, what) && strings.HasPrefix(e.Action, "not put back") {
+			n += max(1, e.Count)
+		}
+	}
+	return n
+}
+
+// failed waits until putting something back has failed so often that a success each time would be a fight.
+func (h *host) failed(what string) {
+	h.t.Helper()
+	eventually(h.t, "putting back "+what+" has failed for a while", func() error {
+		if problems := strings.Join(h.status().Problems, "; "); strings.Contains(problems, "others keep") {
+			h.t.Fatalf("nobody fights: %s", problems)
+		}
+		if n := h.tries(what); n < 7 {
+			return fmt.Errorf("%d times, problems %q", n, h.status().Problems)
+		}
+		return nil
+	})
+}
+
+// TestHookTaken: a hook that another program took in place of ours stays a problem, and is taken back once it is free.
+func TestHookTaken(t *testing.T) {
+	h := raise(t, lab.Options{})
+	h.attach()
+	pid := h.healthy().PID
+	other, err := ebpf.NewProgram(&ebpf.ProgramSpec{
+		Type: ebpf.XDP, License: "MIT", Instructions: asm.Instructions{asm.Mov.Imm(asm.R0, 2), asm.Return()},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer other.Close()
+	// The daemon must not be faster.
+	sh(t, h.Host(), fmt.Sprintf("kill -STOP %d; %s", pid, h.detachLink("dns_guard")))
+	var taken link.Link
+	err = h.Host().Do(func() error {
+		device, err := net.InterfaceByName("kubeswitch")
+		if err == nil {
+			taken, err = link.AttachXDP(link.XDPOptions{Interface: device.Index, Program: other, Flags: link.XDPGenericMode})
+		}
+		return err
+	})
+	sh(t, h.Host(), fmt.Sprintf("kill -CONT %d", pid))
+	if err != nil {
+		t.Fatal(err)
+	}
+	h.failed("on xdp of kubeswitch")
+	h.says("another XDP program is on kubeswitch")
+	n := h.puttings("on xdp of kubeswitch")
+	if err := taken.Close(); err != nil {
+		t.Fatal(err)
+	}
+	h.healed("on xdp of kubeswitch", n)
+	h.detach()
+}
+
+// TestNoBPFFileSystem: without one the remedy is told for as long as it lasts, and nothing else waits for it.
+func TestNoBPFFileSystem(t *testing.T) {
+	h := raise(t, lab.Options{})
+	h.attach()
+	h.healthy()
+	sh(t, h.Host(), "umount /sys/fs/bpf")
+	h.failed("pins")
+	h.says("mount -t bpf bpf /sys/fs/bpf")
+	sh(t, h.Host(), h.detachLink("dns_from_host"))
+	eventually(t, "the host's program is back", func() error {
+		if programs := h.dataplane().programs("lo"); len(programs) != 1 {
+			return fmt.Errorf("on lo: %q", programs)
+		}
+		return nil
+	})
+	h.says("mount -t bpf bpf /sys/fs/bpf")
+	n := h.puttings("pins")
+	sh(t, h.Host(), "mount -t bpf -o mode=700 bpf /sys/fs/bpf")
+	h.healed("pins", n)
+	h.detach()
+}
+
+// TestTimeNamespace: the daemon's clock may be another one than the kernel's; it lives, and if it dies that is noticed.
+func TestTimeNamespace(t *testing.T) {
+	for _, offset := range []string{"-1000", "1000"} {
+		t.Run(offset, func(t *testing.T) {
+			h := raise(t, lab.Options{})
+			must(t, h.Host(), append([]string{"unshare", "--time", "--fork", "--monotonic", offset, h.binary}, attachArgs()...)...)
+			h.healthy()
+			before := h.dataplane()
+			resolve(t, h.Host(), hostDNS, lab.WWW, lab.WWW4)
+			if n := h.dataplane().rose(before, "host", "steered_fallback"); n != 0 {
+				t.Errorf("%d names were steered past a daemon that lives", n)
+			}
+			h.killBoth()
+			eventually(t, "names are steered past the dead daemon", func() error {
+				if r := command(t, h.Host(), "dig", "+tries=1", "+time=1", "@127.0.0.1", lab.WWW); !strings.Contains(r.stdout, lab.WWW4) {
+					return errors.New(r.String())
+				}
+				return nil
+			})
+			if h.dataplane().rose(before, "host", "steered_fallback") == 0 {
+				t.Error("nothing was steered past it")
+			}
+			h.run("detach", "--linger", "0")
+		})
+	}
+}
+
+// TestStateDirectoryLost: a daemon knows in memory what it is to put back.
+func TestStateDirectoryLost(t *testing.T) {
+	h := raise(t, lab.Options{})
+	before := h.snapshot()
+	h.attach()
+	h.healthy()
+	sh(t, h.Host(), "rm -r /var/lib/k2s-dnsbpf")
+	h.run("detach", "--linger", "0")
+	h.unchangedBut(before)
 }
 
 // TestGhosts: programs whose pins nobody sees are taken over by the next attach, and go with a detach.
