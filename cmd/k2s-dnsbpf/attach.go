@@ -84,11 +84,16 @@ func attachOrReload(ctx context.Context, c config.Config) (said string, err erro
 		var changed bool
 		switch other := client.OtherVersion(ctx, c, version); {
 		case other != "" && !replaced:
-			replaced = true
-			if err := client.Replace(ctx, c); err != nil {
+			err = client.Replace(ctx, c)
+			switch {
+			case err == nil:
+				replaced = true
+				continue
+			case errors.Is(err, control.ErrNoDaemon), errors.Is(err, control.ErrNotServing): // it has just died
+				err = control.ErrNotServing
+			default:
 				return "", err
 			}
-			continue
 		case other != "":
 			err = control.ErrNotServing // it is about to end
 		default:

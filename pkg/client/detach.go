@@ -79,7 +79,7 @@ func owner(c config.Config) (pid int, err error) {
 	switch {
 	case held && pid == 0:
 		return 0, fmt.Errorf("detach: %s is held by a process that can't be seen from here: run this where it was started, such as in its container", rundir.Lock(c))
-	case held && guardian.Is(pid):
+	case held && guardian.Is(c, pid):
 		return 0, nil
 	case held:
 		return pid, nil

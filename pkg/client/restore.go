@@ -15,7 +15,6 @@ import (
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/host"
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/resolvconf"
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/rundir"
-	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/state"
 )
 
 // ErrInUse is returned by Restore beside a daemon that works: it would take the file over again.
@@ -30,16 +29,16 @@ func Restore(ctx context.Context, c config.Config, log *zap.Logger) (done []stri
 	}
 	ctx, cancel := context.WithTimeout(ctx, stopTimeout)
 	defer cancel()
+	patience := time.After(control.Timeout)
 	for {
-		lock, err := state.TryLock(rundir.Lock(c))
-		switch {
-		case err == nil:
+		locks, err := rundir.Try(c)
+		if locks != nil {
+			if err != nil {
+				// A read-only file system, or none. Whoever might have the lock had to write there, too.
+				log.Warn("not all locks: restoring without them", zap.Error(err))
+			}
 			done, err := restoreUnless(rundir.Orphan(c), c, log)
-			return done, errors.Join(err, rundir.RemoveLock(c, lock))
-		case !errors.Is(err, state.ErrLocked):
-			// A read-only /run, or none. Whoever might have it had to write there, too.
-			log.Warn("no lock: restoring without it", zap.Error(err))
-			return host.RestoreLocked(c, log)
+			return done, errors.Join(err, locks.Unlock())
 		}
 		if decided, done, err := restoreBeside(ctx, c, log); decided {
 			return done, err
@@ -47,6 +46,11 @@ func Restore(ctx context.Context, c config.Config, log *zap.Logger) (done []stri
 		select {
 		case <-ctx.Done():
 			return nil, fmt.Errorf("restore: %w", control.ErrNotServing)
+		case <-patience:
+			// A command or a guardian would have been done.
+			if pid := rundir.Orphan(c); pid != 0 {
+				return restoreUnless(pid, c, log)
+			}
 		case <-time.After(control.LookAgain):
 		}
 	}

@@ -58,6 +58,11 @@ func Status(ctx context.Context, c config.Config) (status.Report, error) {
 		report.Problems = []string{problem, "the journal is readable by root only: run sudo k2s-dnsbpf status"}
 		return report, nil
 	}
+	if errors.Is(err, state.ErrNewer) {
+		report.Attached, report.Resolver.State = true, "unknown"
+		report.Problems = []string{problem, err.Error()}
+		return report, nil
+	}
 	if err != nil {
 		return status.Report{}, err
 	}

@@ -21,6 +21,7 @@ import (
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/guardian"
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/handover"
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/host"
+	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/netdev"
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/plan"
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/resolvconf"
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/state"
@@ -200,7 +201,7 @@ func (d *Daemon) recordSettings(header state.Header) error {
 	if err != nil {
 		return fmt.Errorf("encode settings for the journal: %w", err)
 	}
-	header.Version, header.Params = d.version, params
+	header.Version, header.Params, header.Network = d.version, params, netdev.Namespace()
 	return d.journal.Begin(header)
 }
 

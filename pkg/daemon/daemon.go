@@ -189,7 +189,11 @@ func (d *Daemon) acquire() error {
 	if d.journal.Empty() {
 		return nil
 	}
-	if d.canAdopt(d.journal.Header()) {
+	same, err := host.SameNetwork(d.journal)
+	if err != nil {
+		return errors.Join(err, d.release())
+	}
+	if same && d.canAdopt(d.journal.Header()) {
 		// Its programs go on steering until ours replace them, and its resolver file stays: nobody notices.
 		d.log.Warn("taking over from a daemon that died", zap.Time("since", d.journal.Header().Since))
 		return nil

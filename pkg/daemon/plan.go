@@ -10,6 +10,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/config"
+	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/host"
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/resolvconf"
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/state"
 )
@@ -23,9 +24,12 @@ func Plan(ctx context.Context, c config.Config, log *zap.Logger) (lines []string
 	if d.journal, err = state.Open(c.StateDir); err != nil {
 		return nil, err
 	}
+	same, err := host.SameNetwork(d.journal)
 	switch {
+	case err != nil:
+		return nil, err
 	case d.journal.Empty():
-	case d.canAdopt(d.journal.Header()):
+	case same && d.canAdopt(d.journal.Header()):
 		lines = append(lines, "take over from a daemon that died")
 	default:
 		lines = append(lines, "undo what an earlier attachment left")

@@ -242,7 +242,7 @@ func (g *process) silence() {
 // guardian has the task.
 func (g *process) outlive() {
 	for g.restorer.Needed() {
-		lock, err := state.TryLock(rundir.Lock(g.config))
+		locks, err := rundir.Try(g.config)
 		if errors.Is(err, state.ErrLocked) {
 			// A restore or a detach is at work, or an attach that will have a guardian of its own.
 			if g.replaced() {
@@ -252,16 +252,16 @@ func (g *process) outlive() {
 			continue
 		}
 		if err != nil {
-			g.log.Warn("no lock: restoring without it", zap.Error(err))
+			g.log.Warn("not all locks: restoring without them", zap.Error(err))
 		}
 		done, err := g.restorer.Restore()
 		if err == nil {
 			g.hangs = false
 			g.restored("the daemon is dead", done)
-			_ = lock.Unlock()
+			_ = locks.Unlock()
 			return
 		}
-		_ = lock.Unlock()
+		_ = locks.Unlock()
 		g.fail("the daemon is dead", err)
 		g.flush()
 		time.Sleep(retry)
@@ -300,7 +300,8 @@ func (g *process) save() {
 	}
 }
 
-// Is tells a guardian that has the lock from a daemon.
-func Is(pid int) bool {
-	return rundir.NameOf(pid) == rundir.GuardianName
+// Is tells a guardian that has the lock, whose process is pid, from a daemon.
+func Is(c config.Config, pid int) bool {
+	record, err := ReadRecord(c)
+	return err == nil && record.PID == pid && record.Daemon != pid
 }

@@ -18,6 +18,11 @@ import (
 // can.
 func RestoreLocked(c config.Config, log *zap.Logger) ([]string, error) {
 	journal, err := OpenJournal(c, log)
+	if errors.Is(err, state.ErrNewer) {
+		// What is parked beside the file is enough, and whoever wrote the journal finds the file as it was.
+		log.Warn("restoring without the journal, which stays", zap.Error(err))
+		journal, err = state.Unrecorded(), nil
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -102,6 +107,9 @@ type Restorer struct {
 // Needed reports whether there is anything to put back, as far as can be seen.
 func (r Restorer) Needed() bool {
 	journal, err := state.Open(r.Config.StateDir)
+	if errors.Is(err, state.ErrNewer) { // see RestoreLocked
+		journal, err = state.Unrecorded(), nil
+	}
 	if err != nil {
 		return true
 	}

@@ -55,9 +55,34 @@ func OpenJournal(c config.Config, log *zap.Logger) (*state.Journal, error) {
 	return journal, nil
 }
 
+// ErrOtherNetwork means that an attachment is that of another network namespace, which is still there.
+var ErrOtherNetwork = errors.New("attached in another network namespace")
+
+// SameNetwork reports whether this is the network namespace that the journal's changes were made in. It fails with
+// ErrOtherNetwork if that is another one that still exists: what is undone from here would be undone in the wrong place.
+func SameNetwork(journal *state.Journal) (bool, error) {
+	then, now := journal.Header().Network, netdev.Namespace()
+	if then == "" || now == "" || then == now || journal.Rebooted() {
+		return true, nil
+	}
+	place := netdev.FindNamespace(then)
+	if place == "" || place == netdev.FindNamespace(now) { // its number has been given to this one since
+		return false, nil
+	}
+	return false, fmt.Errorf("%w, %s: run this there: nsenter --net=%s k2s-dnsbpf detach", ErrOtherNetwork, then, place)
+}
+
+// inNetwork are the kinds of changes that end with their network namespace.
+var inNetwork = []string{changeFilter, changeQdisc, changeSysctl}
+
 // Undo puts everything back that the journal knows, in the order of a detach: the resolver first. It
-// goes on after an error; what failed stays in the journal. It returns a line for each thing that was done.
+// goes on after an error; what failed stays in the journal. It returns a line for each thing that was done. In another network
+// namespace than that of the changes it does nothing and fails with ErrOtherNetwork, unless theirs is gone.
 func Undo(c config.Config, journal *state.Journal, log *zap.Logger) ([]string, error) {
+	same, err := SameNetwork(journal)
+	if err != nil {
+		return nil, err
+	}
 	done, err := RestoreResolver(c, journal, log)
 	if err != nil {
 		// Programs that ask us must not be left without an answer: nothing else is taken away from them.
@@ -71,7 +96,10 @@ func Undo(c config.Config, journal *state.Journal, log *zap.Logger) ([]string, e
 			if change.Kind != kind {
 				continue
 			}
-			line, err := undoChange(change)
+			line, err := "", error(nil)
+			if same || !slices.Contains(inNetwork, kind) {
+				line, err = undoChange(change)
+			}
 			if err != nil {
 				errs = append(errs, err)
 				continue

@@ -4,9 +4,11 @@ package host
 
 import (
 	"encoding/json"
+	"errors"
 	"os"
 	"runtime"
 	"strings"
+	"sync"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -100,4 +102,37 @@ func newNamespace(t *testing.T) {
 	if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
 		t.Fatalf("unshare: %v", err)
 	}
+}
+
+// TestSameNetwork: what was done in another namespace can't be undone here, unless that one is gone.
+func TestSameNetwork(t *testing.T) {
+	newNamespace(t)
+	other := make(chan string)
+	end := make(chan struct{})
+	var apart sync.WaitGroup
+	apart.Go(func() { // on a thread of its own, which ends with it
+		newNamespace(t)
+		other <- netdev.Namespace()
+		<-end
+	})
+	living := <-other
+	here := netdev.Namespace()
+	for then, want := range map[string]struct {
+		same bool
+		err  error
+	}{
+		"": {true, nil}, here: {true, nil}, living: {false, ErrOtherNetwork}, "net:[1] 7": {false, nil},
+		// The number of a namespace that is gone was given to this one.
+		strings.Fields(here)[0] + " 1": {false, nil},
+	} {
+		journal := state.Unrecorded()
+		if err := journal.Begin(state.Header{Network: then}); err != nil {
+			t.Fatal(err)
+		}
+		if same, err := SameNetwork(journal); same != want.same || !errors.Is(err, want.err) {
+			t.Errorf("made in %q, here is %q: %v, %v", then, here, same, err)
+		}
+	}
+	close(end)
+	apart.Wait()
 }

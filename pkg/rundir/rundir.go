@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"syscall"
+	"time"
 
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/config"
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/internal/errno"
@@ -15,6 +16,9 @@ import (
 
 // LogFile is the name, in the run directory, of what a daemon in the background logs to.
 const LogFile = "daemon.log"
+
+// lockPoll is how often Await tries again.
+const lockPoll = 20 * time.Millisecond
 
 // Errors of Acquire.
 var (
@@ -63,34 +67,59 @@ func Acquire(c config.Config) (*Owned, error) {
 	if pid := Orphan(c); pid != 0 {
 		return nil, errors.Join(fmt.Errorf("%w, process %d, whose run or state directory is another one or was removed: end it with k2s-dnsbpf detach", ErrElsewhere, pid), o.Release())
 	}
-	if o.state, err = state.TryLock(stateLock(c)); err != nil {
+	o.state, err = state.TryLock(stateLock(c))
+	switch {
+	case errors.Is(err, state.ErrLocked): // by one that came at the same moment
+		return nil, errors.Join(fmt.Errorf("%w, with another run directory: %w", ErrElsewhere, err), o.Release())
+	case err != nil:
 		err = fmt.Errorf("%w: make room there, or name another directory with --state-dir", err)
 		return nil, errors.Join(err, o.Release())
 	}
 	return o, nil
 }
 
-// Await takes the locks for a command that undoes, as soon as it gets them. Where the state directory can't be written to,
-// the run directory's lock has to do.
+// Try takes the locks for whoever undoes, or fails with state.ErrLocked if another process has one of them. Any other error
+// says why a lock could not be made, as on a read-only file system; what could be locked is then. Without a state directory there
+// is no journal to lock.
+func Try(c config.Config) (*Owned, error) {
+	o := &Owned{config: c}
+	var runErr, stateErr error
+	if o.run, runErr = state.TryLock(Lock(c)); errors.Is(runErr, state.ErrLocked) {
+		return nil, runErr
+	}
+	if _, err := os.Lstat(c.StateDir); err == nil {
+		o.state, stateErr = state.TryLock(stateLock(c))
+	}
+	if errors.Is(stateErr, state.ErrLocked) {
+		return nil, errors.Join(stateErr, o.Unlock())
+	}
+	return o, errors.Join(runErr, stateErr)
+}
+
+// Await is Try, as soon as nobody else has a lock. Where the state directory can't be written to, the run directory's lock has
+// to do.
 func Await(ctx context.Context, c config.Config) (*Owned, error) {
-	run, err := state.Lock(ctx, Lock(c))
-	if err != nil {
-		return nil, err
+	tick := time.NewTicker(lockPoll)
+	defer tick.Stop()
+	for {
+		o, err := Try(c)
+		switch {
+		case o != nil && o.run != nil:
+			return o, nil
+		case !errors.Is(err, state.ErrLocked):
+			return nil, errors.Join(err, o.Unlock())
+		}
+		select {
+		case <-ctx.Done():
+			return nil, fmt.Errorf("%w (%w)", err, ctx.Err())
+		case <-tick.C:
+		}
 	}
-	o := &Owned{config: c, run: run}
-	if _, err := os.Lstat(c.StateDir); err != nil {
-		return o, nil //nolint:nilerr // there is no journal, or none that can be read
-	}
-	o.state, err = state.Lock(ctx, stateLock(c))
-	if errors.Is(err, state.ErrLocked) {
-		return nil, errors.Join(err, o.unlock())
-	}
-	return o, nil
 }
 
 // Release removes the files of a run and gives the locks back. The directories go if nothing else is in them.
 func (o *Owned) Release() error {
-	if o == nil || o.run == nil {
+	if o == nil || o.run == nil && o.state == nil { // given back already: the files are a successor's
 		return nil
 	}
 	var errs []error
@@ -99,10 +128,14 @@ func (o *Owned) Release() error {
 			errs = append(errs, err)
 		}
 	}
-	return errors.Join(append(errs, o.unlock())...)
+	return errors.Join(append(errs, o.Unlock())...)
 }
 
-func (o *Owned) unlock() error {
+// Unlock gives the locks back, and leaves the files of a run.
+func (o *Owned) Unlock() error {
+	if o == nil {
+		return nil
+	}
 	err := errors.Join(o.state.Remove(), RemoveIfEmpty(o.config.StateDir), RemoveLock(o.config, o.run))
 	o.run, o.state = nil, nil
 	return err
@@ -116,11 +149,11 @@ func RemoveLock(c config.Config, lock *state.Locked) error {
 
 // RemoveIfEmpty removes a directory of ours, unless something is in it, or it is a mount, as in a container.
 func RemoveIfEmpty(dir string) error {
-	err := os.Remove(dir)
-	if errors.Is(err, os.ErrNotExist) || errno.Is(err, syscall.ENOTEMPTY, syscall.EBUSY, syscall.EROFS) {
+	err := syscall.Rmdir(dir) // os.Remove would take a file as well
+	if err == nil || errors.Is(err, os.ErrNotExist) || errno.Is(err, syscall.ENOTEMPTY, syscall.EBUSY, syscall.EROFS, syscall.ENOTDIR) {
 		return nil
 	}
-	return err
+	return &os.PathError{Op: "rmdir", Path: dir, Err: err}
 }
 
 // Orphan returns a daemon that has the state directory, or had one of the directories before it was removed, and not the

@@ -29,6 +29,7 @@ const (
 	// maxJournal bounds what Open reads: two saved files of 1 MiB in base64,
 	// and then some.
 	maxJournal  = 16 << 20
+	maxVersion  = 64    // octets of a version that is repeated
 	journalMode = 0o600 // It holds copies of files that may be private.
 )
 
@@ -36,10 +37,15 @@ const (
 // generation before it is whole.
 var ErrCorrupt = errors.New("journal is damaged")
 
+// ErrNewer means that a later version of this program wrote the journal, in a
+// format that this one does not know.
+var ErrNewer = errors.New("journal of a later version")
+
 // Header says which attach the changes belong to.
 type Header struct {
 	AttachID string          `json:"attachID"`
 	BootID   string          `json:"bootID"`
+	Network  string          `json:"network,omitempty"` // the network namespace, as the caller names it
 	Since    time.Time       `json:"since"`
 	Version  string          `json:"version,omitempty"` // of the program
 	Params   json.RawMessage `json:"params,omitempty"`  // the caller's own
@@ -72,7 +78,7 @@ type envelope struct {
 // Between processes the lock of [Lock] must be held from Open to the last
 // write: a Journal doesn't notice what another process wrote after Open.
 type Journal struct {
-	fs   hostfs.FS
+	fs   hostfs.FS // nil for one in memory only
 	dir  string
 	path string
 
@@ -87,7 +93,8 @@ type Journal struct {
 // Open reads the journal in dir. A missing file, or a missing dir, is an empty
 // journal; dir is made by the first write. If the newest generation is damaged
 // or gone and the one before is whole, that one is used and [Journal.Recovered]
-// says why. If none is whole the error is ErrCorrupt.
+// says why. If none is whole the error is ErrCorrupt. One of a later format is
+// left alone, with ErrNewer, whatever the other generation is.
 func Open(dir string) (*Journal, error) { return OpenFS(hostfs.OS(), dir) }
 
 // OpenFS is Open on a given file system.
@@ -104,6 +111,8 @@ func OpenFS(fsys hostfs.FS, dir string) (*Journal, error) {
 	}
 	prev, perr := load(fsys, j.path+prevSuffix)
 	switch {
+	case errors.Is(perr, ErrNewer):
+		return nil, fmt.Errorf("read journal: %w", perr)
 	case perr == nil:
 		j.cur, j.recovered, j.keepPrev = prev, err, true
 		return j, nil
@@ -116,6 +125,10 @@ func OpenFS(fsys hostfs.FS, dir string) (*Journal, error) {
 		return nil, fmt.Errorf("read journal: %w", perr)
 	}
 }
+
+// Unrecorded returns an empty journal that is in memory only, for an undo that
+// must leave the one on disk as it is.
+func Unrecorded() *Journal { return new(Journal) }
 
 // SetAside renames a damaged journal, so that Open begins an empty one and what
 // can be undone without it still is. It returns the new name of the newest
@@ -141,8 +154,11 @@ func load(fsys hostfs.FS, path string) (body, error) {
 		return body{}, err
 	}
 	b, err := decode(raw)
+	if err != nil && !errors.Is(err, ErrNewer) {
+		err = fmt.Errorf("%w: %w", ErrCorrupt, err)
+	}
 	if err != nil {
-		return body{}, fmt.Errorf("%s: %w: %w", path, ErrCorrupt, err)
+		return body{}, fmt.Errorf("%s: %w", path, err)
 	}
 	return b, nil
 }
@@ -151,6 +167,9 @@ func decode(raw []byte) (body, error) {
 	var env envelope
 	if err := json.Unmarshal(raw, &env); err != nil {
 		return body{}, err
+	}
+	if env.Format > formatVersion {
+		return body{}, fmt.Errorf("%w%s: format %d, this version knows %d: run the k2s-dnsbpf that wrote it", ErrNewer, env.writer(), env.Format, formatVersion)
 	}
 	if env.Format != formatVersion {
 		return body{}, fmt.Errorf("format %d, not %d", env.Format, formatVersion)
@@ -167,6 +186,15 @@ func decode(raw []byte) (body, error) {
 		return body{}, err
 	}
 	return b, nil
+}
+
+// writer names the program's version, if that is where this format has it.
+func (e envelope) writer() string {
+	var b struct{ Header Header }
+	if json.Unmarshal(e.Body, &b) != nil || b.Header.Version == "" || len(b.Header.Version) > maxVersion {
+		return ""
+	}
+	return fmt.Sprintf(" (%q)", b.Header.Version)
 }
 
 func encode(b body) ([]byte, error) {
@@ -225,6 +253,9 @@ func (j *Journal) Begin(h Header) error {
 // bootID is only for telling a reboot from a restart, so a host without it
 // passes: it is "" there.
 func (j *Journal) bootID() string {
+	if j.fs == nil {
+		return ""
+	}
 	id, err := j.fs.ReadFile("/proc/sys/kernel/random/boot_id", 64)
 	if err != nil {
 		return ""
@@ -320,6 +351,9 @@ func (j *Journal) update(what string, change func(*body) bool) error {
 // write replaces the file. There is a whole journal under its name at every
 // instant; the hard link keeps the generation before without a copy.
 func (j *Journal) write(raw []byte) error {
+	if j.fs == nil {
+		return nil
+	}
 	if err := hostfs.MkdirAll(j.fs, j.dir); err != nil {
 		return err
 	}
@@ -379,6 +413,10 @@ func (j *Journal) Empty() bool {
 func (j *Journal) Clear() error {
 	j.mu.Lock()
 	defer j.mu.Unlock()
+	if j.fs == nil {
+		j.cur = body{}
+		return nil
+	}
 	for _, name := range []string{hostfs.TempName(j.path), j.path + prevSuffix, j.path} {
 		if err := hostfs.RemoveIfExists(j.fs, name); err != nil {
 			return fmt.Errorf("clear journal: %w", err)

@@ -138,7 +138,7 @@ func TestJournalDamage(t *testing.T) {
 		"gone":      os.Remove,
 		"bit flip":  func(p string) error { return edit(p, `"name": "two"`, `"name": "twp"`) },
 		"other sum": func(p string) error { return edit(p, `"sha256": "`, `"sha256": "0`) },
-		"format":    func(p string) error { return edit(p, `"format": 1`, `"format": 2`) },
+		"format":    func(p string) error { return edit(p, `"format": 1`, `"format": 0`) },
 	}
 	for name, hurt := range damage {
 		t.Run(name, func(t *testing.T) {
@@ -173,6 +173,68 @@ func TestJournalDamage(t *testing.T) {
 				t.Error("set aside, the journal must be empty")
 			}
 		})
+	}
+}
+
+// TestJournalOfLaterVersion: it is no damage, and nobody who does not know the format touches it.
+func TestJournalOfLaterVersion(t *testing.T) {
+	for name, change := range map[string]func(path string) error{
+		"both":      func(p string) error { return errors.Join(later(p), later(p+prevSuffix)) },
+		"newest":    later,
+		"before it": func(p string) error { return errors.Join(later(p+prevSuffix), os.Remove(p)) },
+		"a damaged one behind it": func(p string) error {
+			return errors.Join(later(p+prevSuffix), os.WriteFile(p, []byte("{"), 0o600))
+		},
+		"unlike ours": func(p string) error { return os.WriteFile(p, []byte(`{"format": 3, "body": ["x"]}`), 0o600) },
+	} {
+		dir := t.TempDir()
+		j := mustOpen(t, dir)
+		must(t, j.Begin(Header{Version: "v9"}))
+		must(t, j.Record("k", "one", 1))
+		must(t, j.Record("k", "two", 2))
+		must(t, change(j.Path()))
+		before := readAll(t, dir)
+		_, err := Open(dir)
+		if !errors.Is(err, ErrNewer) || errors.Is(err, ErrCorrupt) || strings.Contains(err.Error(), "\n") {
+			t.Errorf("%s: %v, want one line that is ErrNewer", name, err)
+		}
+		if name == "newest" && !strings.Contains(err.Error(), `("v9"): format 2, this version knows 1`) {
+			t.Errorf("it does not say which: %v", err)
+		}
+		if diff := cmp.Diff(before, readAll(t, dir)); diff != "" {
+			t.Errorf("%s: it was changed: %s", name, diff)
+		}
+	}
+}
+
+func later(path string) error { return edit(path, `"format": 1`, `"format": 2`) }
+
+func readAll(t *testing.T, dir string) map[string]string {
+	t.Helper()
+	all := make(map[string]string)
+	entries, err := os.ReadDir(dir)
+	must(t, err)
+	for _, entry := range entries {
+		content, err := os.ReadFile(filepath.Join(dir, entry.Name()))
+		must(t, err)
+		all[entry.Name()] = string(content)
+	}
+	return all
+}
+
+// TestUnrecorded: it works as a journal does, and no file knows.
+func TestUnrecorded(t *testing.T) {
+	j := Unrecorded()
+	must(t, j.Begin(Header{}))
+	must(t, j.Record("k", "one", 1))
+	must(t, j.Record("k", "two", 2))
+	must(t, j.Forget("k", "one"))
+	if !slices.Equal(names(j), []string{"k/two"}) || j.Rebooted() {
+		t.Errorf("changes %v, rebooted %v", names(j), j.Rebooted())
+	}
+	must(t, j.Clear())
+	if !j.Empty() {
+		t.Error("not empty after Clear")
 	}
 }
 
