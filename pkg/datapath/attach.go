@@ -233,6 +233,9 @@ func (d *Datapath) forget(a Attachment) error {
 // of ours is there is detached: of two programs that steer, the second would see nothing, and go on when the first is gone.
 func (d *Datapath) inherit(a Attachment, program *ebpf.Program) (inherited link.Link, err error) {
 	found, err := d.onHook(a)
+	if errors.Is(err, os.ErrPermission) {
+		return nil, nil // what can't be seen can't be inherited
+	}
 	if err != nil {
 		return nil, err
 	}

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net"
 	"os"
+	"slices"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
@@ -44,7 +45,14 @@ func tcxLinks(a Attachment) (found []linked, err error) {
 	}
 	for _, p := range result.Programs {
 		id, ok := p.LinkID()
-		if ok && isProgram(p.ID, a.Program) {
+		if !ok {
+			continue
+		}
+		ours, err := isProgram(p.ID, a.Program)
+		if err != nil {
+			return nil, err
+		}
+		if ours {
 			found = append(found, linked{id, p.ID})
 		}
 	}
@@ -58,7 +66,10 @@ func xdpLinks(ifindex int, programOf func(ifindex int) (uint32, error)) (found [
 		return nil, nil
 	}
 	running, err := programOf(ifindex)
-	if err != nil || running == 0 || !isProgram(ebpf.ProgramID(running), IngressFilter) {
+	if err != nil || running == 0 {
+		return nil, err
+	}
+	if ours, err := isProgram(ebpf.ProgramID(running), IngressFilter); err != nil || !ours {
 		return nil, err
 	}
 	// A link that is being made just now, anywhere, can't be opened yet, and ends the walk.
@@ -94,24 +105,23 @@ func linksOf(program ebpf.ProgramID, ifindex int) (found []linked, err error) {
 // from the program's types.
 const kernelNameMax = 15
 
-// isProgram reports whether a program is one of ours, of any version: by its name, and that it counts where ours do.
-func isProgram(id ebpf.ProgramID, name Program) bool {
+// isProgram reports whether a program is one of ours, of any version: by its name, and that it counts where ours do. Only
+// CAP_SYS_ADMIN may look at programs by their number; without it the error is os.ErrPermission.
+func isProgram(id ebpf.ProgramID, name Program) (bool, error) {
 	program, err := ebpf.NewProgramFromID(id)
+	if errors.Is(err, os.ErrPermission) {
+		return false, fmt.Errorf("look at program %d: %w: it takes CAP_SYS_ADMIN", id, err)
+	}
 	if err != nil {
-		return false
+		return false, nil //nolint:nilerr // it is gone
 	}
 	defer program.Close()
 	info, err := program.Info()
 	if err != nil || info.Name != string(name) && info.Name != string(name[:min(len(name), kernelNameMax)]) {
-		return false
+		return false, nil //nolint:nilerr // as above
 	}
 	ids, _ := info.MapIDs()
-	for _, id := range ids {
-		if nameOf(id) == dnsbpfMapDnsStats {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(ids, func(id ebpf.MapID) bool { return nameOf(id) == dnsbpfMapDnsStats }), nil
 }
 
 func nameOf(id ebpf.MapID) string {

@@ -124,8 +124,10 @@ func (f filters) detachUnless(keep func(name string, filter netdev.Filter) bool)
 	return errors.Join(errs...)
 }
 
-// strayFilters are filters of ours on any interface. It is for the end, when there should be none.
+// strayFilters are filters of ours on any interface whose programs no other process holds. It is for the end, when there should
+// be none.
 func strayFilters() (stray []netdev.Filter, err error) {
+	programs := make(map[netdev.Filter]uint32)
 	interfaces, err := net.Interfaces()
 	if err != nil {
 		return nil, fmt.Errorf("list interfaces: %w", err)
@@ -139,9 +141,14 @@ func strayFilters() (stray []netdev.Filter, err error) {
 			a.Ifindex = i.Index
 			filter := filterOf(a)
 			if id, _, err := netdev.FilterProgram(filter); err == nil && id != 0 {
+				programs[filter] = id
 				stray = append(stray, filter)
 			}
 		}
 	}
-	return stray, nil
+	if len(stray) == 0 {
+		return nil, nil
+	}
+	owned := heldByOthers(heldPrograms)
+	return slices.DeleteFunc(stray, func(f netdev.Filter) bool { return owned[programs[f]] }), nil
 }

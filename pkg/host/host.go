@@ -77,6 +77,9 @@ func (h *Host) setSysctl(name, value string) error {
 	if err := h.journal.Record(changeSysctl, name, sysctlChange{Old: old, New: value}); err != nil {
 		return err
 	}
+	if err := copySysctl(h.config, name, sysctlChange{Old: old, New: value}); err != nil {
+		h.log.Warn("the journal alone knows what a sysctl was before", zap.String("sysctl", name), zap.Error(err))
+	}
 	return netdev.SetSysctl(name, value)
 }
 

@@ -77,9 +77,12 @@ func ReportDatapath(report *status.Report, c config.Config, journal *state.Journ
 }
 
 // attachedPrograms lists what is attached by the kernel's own lists, and what is pinned and was attached to an interface that
-// is gone.
+// is gone. Who may not see those lists sees the pins.
 func attachedPrograms(c config.Config) ([]datapath.AttachedProgram, error) {
 	programs, err := datapath.Attached(netdev.XDPProgram)
+	if errors.Is(err, os.ErrPermission) {
+		return datapath.PinnedPrograms(c.BPFFS)
+	}
 	if err != nil {
 		return nil, err
 	}

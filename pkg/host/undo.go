@@ -83,6 +83,7 @@ func Undo(c config.Config, journal *state.Journal, log *zap.Logger) ([]string, e
 	if err != nil {
 		return nil, err
 	}
+	lost := journal.Empty()
 	done, err := RestoreResolver(c, journal, log)
 	if err != nil {
 		// Programs that ask us must not be left without an answer: nothing else is taken away from them.
@@ -114,6 +115,10 @@ func Undo(c config.Config, journal *state.Journal, log *zap.Logger) ([]string, e
 	}
 	ghosts, err := removeGhosts(c)
 	done, errs = append(done, ghosts...), append(errs, err)
+	if lost && same && len(ghosts) > 0 {
+		lines, err := undoCopiedSysctls(c)
+		done, errs = append(done, lines...), append(errs, err)
+	}
 	if err := errors.Join(errs...); err != nil {
 		return done, err
 	}

@@ -41,6 +41,10 @@ func Control(c config.Config) string { return filepath.Join(c.RunDir, "control.s
 // Guardian returns the path of the guardian's record.
 func Guardian(c config.Config) string { return filepath.Join(c.RunDir, "guardian.json") }
 
+// Sysctls returns the path of what the sysctls were before, for an undo that finds no journal. They do not outlive a boot, and
+// neither does the run directory.
+func Sysctls(c config.Config) string { return filepath.Join(c.RunDir, "sysctls.json") }
+
 // Make makes the run directory, in which every user may ask for the status.
 func Make(c config.Config) error { return state.MkdirAll(c.RunDir) }
 
@@ -123,7 +127,7 @@ func (o *Owned) Release() error {
 		return nil
 	}
 	var errs []error
-	for _, path := range []string{Control(o.config), filepath.Join(o.config.RunDir, LogFile), Guardian(o.config)} {
+	for _, path := range []string{Control(o.config), filepath.Join(o.config.RunDir, LogFile), Guardian(o.config), Sysctls(o.config)} {
 		if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
 			errs = append(errs, err)
 		}

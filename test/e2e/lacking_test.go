@@ -33,3 +33,16 @@ func TestLacking(t *testing.T) {
 		})
 	}
 }
+
+// TestWithoutSysAdmin: the kernel's lists of programs are closed to a daemon without CAP_SYS_ADMIN. It works, and shows what is pinned.
+func TestWithoutSysAdmin(t *testing.T) {
+	h := raise(t, lab.Options{})
+	before := h.snapshot()
+	must(t, h.Host(), append([]string{"setpriv", "--bounding-set=-sys_admin", h.binary}, attachArgs()...)...)
+	if programs := h.dataplane().Datapath.Programs; len(programs) == 0 {
+		t.Errorf("status shows no programs: %v", h.run("status"))
+	}
+	h.works()
+	h.detach()
+	h.unchanged(before)
+}

@@ -273,6 +273,33 @@ func TestStateDirectoryLost(t *testing.T) {
 	h.unchangedBut(before)
 }
 
+// TestSysctlsAfterAll: with both processes killed and the state directory lost, the sysctls are set back, or named where nobody
+// knows what they were.
+func TestSysctlsAfterAll(t *testing.T) {
+	for name, c := range map[string]struct {
+		script string
+		knows  bool
+	}{
+		"state directory": {"rm -rf /var/lib/k2s-dnsbpf", true},
+		"both":            {"rm -rf /var/lib/k2s-dnsbpf /run/k2s-dnsbpf", false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			h := raise(t, lab.Options{})
+			before := h.snapshot()
+			h.attach()
+			h.killBoth()
+			sh(t, h.Host(), c.script)
+			r := h.run("detach", "--linger", "0")
+			if r.code != 0 || strings.Contains(r.stdout, "is 0 again") != c.knows || strings.Contains(r.stdout, "no record is left of what it was") == c.knows {
+				t.Errorf("%v", r)
+			}
+			if c.knows {
+				h.unchangedBut(before)
+			}
+		})
+	}
+}
+
 // TestGhosts: programs whose pins nobody sees are taken over by the next attach, and go with a detach.
 func TestGhosts(t *testing.T) {
 	hide := map[string]string{
