@@ -83,18 +83,15 @@ func attachOrReload(ctx context.Context, c config.Config) (said string, err erro
 		}
 		var changed bool
 		switch other := client.OtherVersion(ctx, c, version); {
-		case other != "" && !replaced:
-			err = client.Replace(ctx, c)
-			switch {
-			case err == nil:
-				replaced = true
-				continue
-			case errors.Is(err, control.ErrNoDaemon), errors.Is(err, control.ErrNotServing): // it has just died
-				err = control.ErrNotServing
-			default:
+		case other != 0 && !replaced:
+			if replaced, err = replace(ctx, c, other); err != nil {
 				return "", err
 			}
-		case other != "":
+			if replaced {
+				continue
+			}
+			err = control.ErrNotServing
+		case other != 0:
 			err = control.ErrNotServing // it is about to end
 		default:
 			changed, err = control.Reload(ctx, c)
@@ -115,6 +112,22 @@ func attachOrReload(ctx context.Context, c config.Config) (said string, err erro
 		case <-time.After(retryAttach):
 		}
 	}
+}
+
+// replace has the daemon of another version make way, and reports whether it does: it may have died meanwhile.
+func replace(ctx context.Context, c config.Config, other int) (replaced bool, err error) {
+	own, err := client.Replace(ctx, c)
+	switch {
+	case errors.Is(err, control.ErrNoDaemon), errors.Is(err, control.ErrNotServing):
+		return false, nil
+	case err != nil || !own:
+		return err == nil, err
+	}
+	came, err := client.AwaitSuccessor(ctx, c, other)
+	if err == nil && came != version {
+		err = fmt.Errorf("the service's program is of version %s, and this one of %s: install this one in its place", status.Printable(came, ""), version)
+	}
+	return err == nil, err
 }
 
 func printLines(cmd *cobra.Command, lines []string) {

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"os/exec"
 	"os/signal"
 	"path/filepath"
 	"reflect"
@@ -44,6 +45,9 @@ func (s *service) run(cmd *cobra.Command) error {
 		signal.Notify(hangups, unix.SIGHUP)
 	}
 	d := daemon.New(s.config, version, s.log)
+	if os.Getenv("NOTIFY_SOCKET") != "" {
+		d.Manager = s
+	}
 	err := d.Run(cmd.Context(), func(report status.Report) {
 		notify(report.Summary(), nil)
 		s.tell("READY=1")
@@ -53,6 +57,24 @@ func (s *service) run(cmd *cobra.Command) error {
 	notify("", err)
 	return err
 }
+
+// StartSuccessor implements daemon.Manager.
+func (s *service) StartSuccessor() (pid int, err error) {
+	program, err := os.Executable() // where this one was, if a package has replaced it
+	if err != nil {
+		return 0, fmt.Errorf("start the successor: %w", err)
+	}
+	child := exec.Command(program, os.Args[1:]...)
+	child.Dir, child.Stdout, child.Stderr = s.from, os.Stdout, os.Stderr
+	if err := child.Start(); err != nil {
+		return 0, fmt.Errorf("start the successor: %w", err)
+	}
+	go func() { _ = child.Wait() }()
+	return child.Process.Pid, nil
+}
+
+// Succeeded implements daemon.Manager.
+func (s *service) Succeeded(pid int) { s.tell(fmt.Sprintf("MAINPID=%d", pid)) }
 
 // follow does what a hangup asks for. One that came before the daemon was ready has waited.
 func (s *service) follow(ctx context.Context, d *daemon.Daemon, hangups <-chan os.Signal) {

@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"time"
 
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/config"
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/control"
@@ -13,29 +14,47 @@ import (
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/state"
 )
 
-// OtherVersion returns the version of the daemon that is attached, if it is another one than this program's; empty if not, or
+// OtherVersion returns the process of the daemon that is attached, if that is of another version than this program; 0 if not, or
 // if none answers.
-func OtherVersion(ctx context.Context, c config.Config, version string) string {
+func OtherVersion(ctx context.Context, c config.Config, version string) (pid int) {
 	report, err := control.Status(ctx, c)
 	if err != nil || report.Version == version {
-		return ""
+		return 0
 	}
-	return report.Version
+	return report.PID
 }
 
 // Replace has the daemon that is attached make way for one of this program's version, if the kernel takes that one's
-// programs. An attach has to follow at once: without, the old one attaches again.
-func Replace(ctx context.Context, c config.Config) error {
+// programs. An attach has to follow at once: without, the old one attaches again. own reports whether the old one, which a service
+// manager runs, starts its successor itself: that one is to be awaited then.
+func Replace(ctx context.Context, c config.Config) (own bool, err error) {
 	if _, err := state.Open(c.StateDir); errors.Is(err, state.ErrNewer) {
-		return fmt.Errorf("the daemon of another version stays: %w, or k2s-dnsbpf detach first", err)
+		return false, fmt.Errorf("the daemon of another version stays: %w, or k2s-dnsbpf detach first", err)
 	}
 	if c.BPF {
 		if err := datapath.CheckLoad(); err != nil {
-			return fmt.Errorf("the daemon of another version stays: %w", err)
+			return false, fmt.Errorf("the daemon of another version stays: %w", err)
 		}
 	}
-	if err := control.Replace(ctx, c); err != nil {
-		return fmt.Errorf("have the daemon of another version make way: %w: or run k2s-dnsbpf detach, and attach again", err)
+	if own, err = control.Replace(ctx, c); err != nil {
+		return false, fmt.Errorf("have the daemon of another version make way: %w: or run k2s-dnsbpf detach, and attach again", err)
 	}
-	return nil
+	return own, nil
+}
+
+// AwaitSuccessor waits until the daemon of another process than pid has attached, and returns its version.
+func AwaitSuccessor(ctx context.Context, c config.Config, pid int) (version string, err error) {
+	ctx, cancel := context.WithTimeout(ctx, c.Wait)
+	defer cancel()
+	for {
+		report, err := control.Status(ctx, c)
+		if err == nil && report.PID != pid {
+			return report.Version, nil
+		}
+		select {
+		case <-ctx.Done():
+			return "", errors.New("the service's new daemon has not come: see the service's log, as in journalctl -u k2s-dnsbpf")
+		case <-time.After(control.LookAgain):
+		}
+	}
 }

@@ -209,7 +209,9 @@ func Detach(ctx context.Context, c config.Config) (done []string, err error) {
 }
 
 // Replace has the daemon end, and leave all that it has attached to a successor, which has to come soon: else it attaches
-// again.
-func Replace(ctx context.Context, c config.Config) error {
-	return ask(ctx, c, DetachLimit, http.MethodPost, pathReplace, []byte("{}"), new(json.RawMessage))
+// again. own reports whether it starts that one itself.
+func Replace(ctx context.Context, c config.Config) (own bool, err error) {
+	var result ReplaceResult
+	err = ask(ctx, c, DetachLimit, http.MethodPost, pathReplace, []byte("{}"), &result)
+	return result.Own, err
 }

@@ -12,6 +12,12 @@ const (
 	pathReplace = "/replace"
 )
 
+// ReplaceResult says who the successor is.
+type ReplaceResult struct {
+	// Own: the daemon starts it itself, from the program file that it was started from.
+	Own bool `json:"own,omitempty"`
+}
+
 // DetachLimit is how long the resolver file may take to be put back.
 const DetachLimit = 3 * time.Second
 

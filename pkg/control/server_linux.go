@@ -32,7 +32,7 @@ type Handler interface {
 	// Reload goes over to new settings. changed is false if it has them already; after an error the old ones stay.
 	Reload(ctx context.Context, c config.Config) (changed bool, err error)
 	// Replace ends the daemon, with all that it has attached left to its successor. replied is as for Detach.
-	Replace(ctx context.Context) (replied func(), err error)
+	Replace(ctx context.Context) (result ReplaceResult, replied func(), err error)
 	// Detach begins a detach. replied is to be called when the result has been sent: the server ends with the daemon.
 	Detach(ctx context.Context, order DetachOrder) (result DetachResult, replied func(), err error)
 }
@@ -107,13 +107,13 @@ func (s *server) replace(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	allow(w, DetachLimit+Timeout)
-	replied, err := s.handler.Replace(r.Context())
+	result, replied, err := s.handler.Replace(r.Context())
 	if err != nil {
 		http.Error(w, err.Error(), http.StatusConflict)
 		return
 	}
 	defer replied()
-	s.reply(w, struct{}{})
+	s.reply(w, result)
 	if err := http.NewResponseController(w).Flush(); err != nil {
 		s.log.Debug("reply not sent", zap.Error(err))
 	}

@@ -43,6 +43,9 @@ const (
 //
 // One goroutine, that of Run, changes what is attached. Others see what it published, and send it events.
 type Daemon struct {
+	// Manager is nil where no service manager runs this process. It is set before Run.
+	Manager Manager
+
 	version string
 	log     *zap.Logger
 
@@ -100,6 +103,12 @@ func (d *Daemon) Run(ctx context.Context, ready func(status.Report)) error {
 	rundir.SetName(rundir.Name)
 	for {
 		err := d.run(ctx, ready)
+		var successor int
+		if d.replaced && d.Manager != nil {
+			var startErr error
+			successor, startErr = d.Manager.StartSuccessor()
+			err = errors.Join(err, startErr)
+		}
 		taken, lingerErr := d.lingering.Run(ctx)
 		err = errors.Join(err, lingerErr)
 		if !d.replaced {
@@ -107,6 +116,9 @@ func (d *Daemon) Run(ctx context.Context, ready func(status.Report)) error {
 		}
 		if taken {
 			d.guardian.Dismiss()
+			if d.Manager != nil {
+				d.Manager.Succeeded(successor)
+			}
 			return err
 		}
 		d.log.Warn("no successor has come: attaching again", zap.Error(err))

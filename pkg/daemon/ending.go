@@ -5,7 +5,6 @@ package daemon
 import (
 	"context"
 	"errors"
-	"os"
 	"time"
 
 	"go.uber.org/zap"
@@ -50,21 +49,27 @@ func (d *Daemon) Detach(ctx context.Context, order control.DetachOrder) (result 
 	return <-request.result, func() { close(request.replied) }, nil
 }
 
+// Manager is the service manager that runs this process, as far as it has to do with a successor.
+type Manager interface {
+	// StartSuccessor starts the program that the manager would start now, as it would, among the processes of this service. The
+	// process is reaped.
+	StartSuccessor() (pid int, err error)
+	// Succeeded tells the manager that this process is the service now.
+	Succeeded(pid int)
+}
+
 // successorTime is how long a daemon that is replaced waits for its successor.
 const successorTime = 5 * time.Second
 
 // Replace implements control.Handler: it has serve end, and leave all that is attached to a successor.
-func (d *Daemon) Replace(ctx context.Context) (replied func(), err error) {
-	if os.Getenv("NOTIFY_SOCKET") != "" {
-		return nil, errors.New("a service manager runs the daemon: restart its unit, as in systemctl restart k2s-dnsbpf")
-	}
+func (d *Daemon) Replace(ctx context.Context) (result control.ReplaceResult, replied func(), err error) {
 	done := make(chan struct{})
 	select {
 	case d.replacements <- done:
 		d.leaving.Store(true)
-		return func() { close(done) }, nil
+		return control.ReplaceResult{Own: d.Manager != nil}, func() { close(done) }, nil
 	case <-ctx.Done():
-		return nil, ErrGone
+		return result, nil, ErrGone
 	}
 }
 

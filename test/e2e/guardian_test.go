@@ -626,12 +626,21 @@ func TestBoot(t *testing.T) {
 	h.detach()
 }
 
-// TestService runs the daemon as its unit does: with its capabilities only, and a manager that waits to be told.
-func TestService(t *testing.T) {
-	h := raise(t, lab.Options{})
-	h.install()
-	_, unit := unitFile(t, "k2s-dnsbpf.service")
-	before, id := h.snapshot(), h.resolvConf()
+// unitCapabilities are what a unit leaves of the capabilities, as setpriv wants it.
+func unitCapabilities(t *testing.T, unit string) string {
+	t.Helper()
+	bounding := "-all"
+	for _, name := range strings.Fields(setting(t, unit, "CapabilityBoundingSet")) {
+		bounding += ",+" + strings.ToLower(strings.TrimPrefix(name, "CAP_"))
+	}
+	return bounding
+}
+
+// serviceManager listens at /run/notify as systemd does, and returns what waits for as many messages as it is given beginnings. The
+// messages have to begin so, in whatever order: they may be of two processes.
+func (h *host) serviceManager() (told func(beginnings ...string)) {
+	t := h.t
+	t.Helper()
 	var manager int
 	if err := h.Host().Do(func() (err error) {
 		if manager, err = unix.Socket(unix.AF_UNIX, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0); err != nil {
@@ -641,25 +650,36 @@ func TestService(t *testing.T) {
 	}); err != nil {
 		t.Fatal(err)
 	}
-	defer unix.Close(manager)
+	t.Cleanup(func() { _ = unix.Close(manager) })
 	if err := unix.SetsockoptTimeval(manager, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &unix.Timeval{Sec: int64(patience / time.Second)}); err != nil {
 		t.Fatal(err)
 	}
-	bounding := "-all"
-	for _, name := range strings.Fields(setting(t, unit, "CapabilityBoundingSet")) {
-		bounding += ",+" + strings.ToLower(strings.TrimPrefix(name, "CAP_"))
-	}
-	told := func(start string) {
+	return func(beginnings ...string) {
 		t.Helper()
-		message := make([]byte, 64)
-		n, _, err := unix.Recvfrom(manager, message, 0)
-		for errors.Is(err, unix.EINTR) { // by Go's own signals
-			n, _, err = unix.Recvfrom(manager, message, 0)
-		}
-		if text := string(message[:max(0, n)]); !strings.HasPrefix(text, start) {
-			t.Fatalf("the manager was told %q: %v, want %q", text, err, start)
+		for want := slices.Clone(beginnings); len(want) > 0; {
+			message := make([]byte, 64)
+			n, _, err := unix.Recvfrom(manager, message, 0)
+			for errors.Is(err, unix.EINTR) { // by Go's own signals
+				n, _, err = unix.Recvfrom(manager, message, 0)
+			}
+			text := string(message[:max(0, n)])
+			i := slices.IndexFunc(want, func(beginning string) bool { return strings.HasPrefix(text, beginning) })
+			if i < 0 {
+				t.Fatalf("the manager was told %q: %v, want one of %q", text, err, want)
+			}
+			want = slices.Delete(want, i, i+1)
 		}
 	}
+}
+
+// TestService runs the daemon as its unit does: with its capabilities only, and a manager that waits to be told.
+func TestService(t *testing.T) {
+	h := raise(t, lab.Options{})
+	h.install()
+	_, unit := unitFile(t, "k2s-dnsbpf.service")
+	before, id := h.snapshot(), h.resolvConf()
+	told := h.serviceManager()
+	bounding := unitCapabilities(t, unit)
 	start := func() *lab.Cmd {
 		argv := slices.Concat([]string{"--no-new-privs", "--bounding-set", bounding}, strings.Fields(setting(t, unit, "ExecStart")), endpoints, ranges)
 		cmd := h.Host().Command(t.Context(), "setpriv", argv...)

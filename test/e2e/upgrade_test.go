@@ -2,8 +2,10 @@ package e2e
 
 import (
 	"context"
+	"fmt"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -90,5 +92,57 @@ func TestUpgradeFails(t *testing.T) {
 	})
 	h.works()
 	h.detach()
+	h.unchanged(before)
+}
+
+// TestUpgradeOfService: a daemon that a service manager runs starts its successor itself, from the program that a package has put in
+// the place of its own, and tells the manager; no query is lost.
+func TestUpgradeOfService(t *testing.T) {
+	newer := another(t, "newer")
+	h := raise(t, lab.Options{})
+	_, unit := unitFile(t, "k2s-dnsbpf.service")
+	before := h.snapshot()
+	told := h.serviceManager()
+	const program = "/run/store/k2s-dnsbpf"
+	sh(t, h.Host(), "mkdir /run/store; cp "+h.binary+" "+program)
+	argv := slices.Concat([]string{"--no-new-privs", "--bounding-set", unitCapabilities(t, unit), program, "attach", "--foreground"}, endpoints, ranges)
+	service := h.started(func(cmd *lab.Cmd) { cmd.Env = append(slices.Clone(cmd.Env), "NOTIFY_SOCKET=/run/notify") }, append([]string{"setpriv"}, argv...)...)
+	told("READY=1")
+	pid := h.healthy().PID
+	loads := []*load{
+		startLoad(t, h.Host(), hostDNS, lab.Backend, lab.Backend4, 2*time.Millisecond),
+		startLoad(t, h.Worker(), switchDNS, lab.Backend, lab.Backend4, 2*time.Millisecond),
+	}
+	loads[0].more(t, 50)
+
+	// The package is not there yet: whoever attaches is told so, and the service goes on as it was.
+	if r := command(t, h.Host(), append([]string{newer}, attachArgs()...)...); r.code != 1 || !strings.Contains(r.stderr, "install this one in its place") {
+		t.Errorf("%v", r)
+	}
+	told("READY=1", "MAINPID=")
+	again := h.healthy().PID
+	sh(t, h.Host(), "cp "+newer+" "+program+".new; mv "+program+".new "+program)
+	must(t, h.Host(), append([]string{program}, attachArgs()...)...)
+	now := h.healthy()
+	if now.PID == pid || now.PID == again {
+		t.Errorf("the daemon is process %d as it was", now.PID)
+	}
+	if r := command(t, h.Host(), newer, "status"); r.code != 0 || strings.Contains(r.stdout, "VERSION") {
+		t.Errorf("it is of another version: %v", r)
+	}
+	told("READY=1", fmt.Sprintf("MAINPID=%d", now.PID))
+	if err := service.Wait(); err != nil {
+		t.Error(err)
+	}
+	h.ended(pid, again)
+	h.works()
+	for i, l := range loads {
+		l.more(t, 50)
+		if sent, lost, failed := l.finish(); len(lost) > 0 || failed > 0 {
+			t.Errorf("load %d: %d of %d lost, %d failed", i, len(lost), sent, failed)
+		}
+	}
+	h.detach()
+	sh(t, h.Host(), "rm -r /run/store /run/notify")
 	h.unchanged(before)
 }
