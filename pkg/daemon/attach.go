@@ -14,9 +14,9 @@ import (
 
 	"go.uber.org/zap"
 
+	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/cluster"
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/config"
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/datapath"
-	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/discovery"
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/forwarder"
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/guardian"
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/handover"
@@ -227,7 +227,7 @@ func (d *Daemon) publishKubeletFile() error {
 
 // greet asks endpoints that are new, while those before them are in use: the neighbour is known then, and who has just
 // become ready has room for a first query before all come. It waits for a moment only, and judges nothing.
-func (d *Daemon) greet(ctx context.Context, snapshot discovery.Snapshot) {
+func (d *Daemon) greet(ctx context.Context, snapshot cluster.Snapshot) {
 	next := d.now.clone()
 	next.snapshot = snapshot
 	desired, err := d.plan(next)

@@ -10,8 +10,8 @@ import (
 
 	"go.uber.org/zap"
 
+	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/cluster"
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/config"
-	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/discovery"
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/forwarder"
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/plan"
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/resolvconf"
@@ -27,7 +27,7 @@ type attachment struct {
 	inspection resolvconf.Inspection
 	// resolvers are the host's own on loopback, in transparent mode.
 	resolvers []netip.Addr
-	snapshot  discovery.Snapshot
+	snapshot  cluster.Snapshot
 	holder    portHolder // of the KubeSwitch address
 	desired   plan.Desired
 	started   time.Time

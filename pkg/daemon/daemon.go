@@ -14,6 +14,7 @@ import (
 
 	"go.uber.org/zap"
 
+	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/cluster"
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/config"
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/control"
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/datapath"
@@ -316,7 +317,7 @@ func (d *Daemon) serve(ctx context.Context) error {
 }
 
 // follow puts a set of endpoints into effect.
-func (d *Daemon) follow(ctx context.Context, snapshot discovery.Snapshot) {
+func (d *Daemon) follow(ctx context.Context, snapshot cluster.Snapshot) {
 	if snapshot.Stale {
 		d.log.Warn("endpoints can't be confirmed, the last good ones stay", zap.String("reason", snapshot.Reason))
 	}

@@ -10,8 +10,8 @@ import (
 
 	"go.uber.org/zap"
 
+	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/cluster"
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/config"
-	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/discovery"
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/plan"
 )
 
@@ -22,7 +22,7 @@ var ErrNeedsDetach = errors.New("can't change while attached")
 type reload struct {
 	config   config.Config
 	source   source
-	snapshot discovery.Snapshot
+	snapshot cluster.Snapshot
 	done     chan error
 }
 

@@ -10,6 +10,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"go.uber.org/zap"
 
+	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/cluster"
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/config"
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/discovery"
 )
@@ -55,15 +56,15 @@ func TestDiscoveryOptions(t *testing.T) {
 // fixed is a source that has one snapshot.
 type fixed struct {
 	discovery.Source
-	snapshot discovery.Snapshot
+	snapshot cluster.Snapshot
 }
 
-func (f fixed) Current() (discovery.Snapshot, bool) { return f.snapshot, true }
+func (f fixed) Current() (cluster.Snapshot, bool) { return f.snapshot, true }
 
 func TestDiscoveryReport(t *testing.T) {
 	now := time.Now()
 	var s attachment
-	s.source.Source = fixed{snapshot: discovery.Snapshot{
+	s.source.Source = fixed{snapshot: cluster.Snapshot{
 		Service: "kube-system/kube-dns", Updated: now.Add(-130 * time.Second), Stale: true, Reason: "gone", Notes: []string{"a note"},
 	}}
 	if got := s.discovery(now); got.AgeSeconds != 130 || !got.Stale || got.Reason != "gone" || got.Service != "kube-system/kube-dns" || len(got.Notes) != 1 {

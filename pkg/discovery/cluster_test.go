@@ -18,9 +18,9 @@ import (
 	clienttesting "k8s.io/client-go/testing"
 )
 
-// cluster is a fake apiserver whose requests can be made to fail. It must be made
+// fakeCluster is a fake apiserver whose requests can be made to fail. It must be made
 // inside the test's synctest bubble.
-type cluster struct {
+type fakeCluster struct {
 	*fake.Clientset
 	t testing.TB
 
@@ -29,9 +29,9 @@ type cluster struct {
 	opens []watch.Interface
 }
 
-func newCluster(t testing.TB, objects ...runtime.Object) *cluster {
+func newCluster(t testing.TB, objects ...runtime.Object) *fakeCluster {
 	t.Helper()
-	c := &cluster{Clientset: fake.NewClientset(objects...), t: t}
+	c := &fakeCluster{Clientset: fake.NewClientset(objects...), t: t}
 	c.PrependReactor("list", "*", func(a clienttesting.Action) (bool, runtime.Object, error) {
 		err := c.failure(a)
 		return err != nil, nil, err
@@ -52,7 +52,7 @@ func newCluster(t testing.TB, objects ...runtime.Object) *cluster {
 	return c
 }
 
-func (c *cluster) failure(a clienttesting.Action) error {
+func (c *fakeCluster) failure(a clienttesting.Action) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.fail == nil {
@@ -62,14 +62,14 @@ func (c *cluster) failure(a clienttesting.Action) error {
 }
 
 // answer sets how requests fail, nil for not at all.
-func (c *cluster) answer(fail func(clienttesting.Action) error) {
+func (c *fakeCluster) answer(fail func(clienttesting.Action) error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.fail = fail
 }
 
 // cut ends all open watches, as an apiserver does that stops.
-func (c *cluster) cut() {
+func (c *fakeCluster) cut() {
 	c.mu.Lock()
 	opens := c.opens
 	c.opens = nil
@@ -84,7 +84,7 @@ func always(err error) func(clienttesting.Action) error {
 	return func(clienttesting.Action) error { return err }
 }
 
-func (c *cluster) setSlice(s *discoveryv1.EndpointSlice) {
+func (c *fakeCluster) setSlice(s *discoveryv1.EndpointSlice) {
 	c.t.Helper()
 	api := c.DiscoveryV1().EndpointSlices(s.Namespace)
 	_, err := api.Get(context.Background(), s.Name, metav1.GetOptions{})
@@ -98,21 +98,21 @@ func (c *cluster) setSlice(s *discoveryv1.EndpointSlice) {
 	}
 }
 
-func (c *cluster) deleteSlice(name string) {
+func (c *fakeCluster) deleteSlice(name string) {
 	c.t.Helper()
 	if err := c.DiscoveryV1().EndpointSlices(DefaultNamespace).Delete(context.Background(), name, metav1.DeleteOptions{}); err != nil {
 		c.t.Fatal(err)
 	}
 }
 
-func (c *cluster) createService(s *corev1.Service) {
+func (c *fakeCluster) createService(s *corev1.Service) {
 	c.t.Helper()
 	if _, err := c.CoreV1().Services(s.Namespace).Create(context.Background(), s, metav1.CreateOptions{}); err != nil {
 		c.t.Fatal(err)
 	}
 }
 
-func (c *cluster) deleteService() {
+func (c *fakeCluster) deleteService() {
 	c.t.Helper()
 	if err := c.CoreV1().Services(DefaultNamespace).Delete(context.Background(), DefaultService, metav1.DeleteOptions{}); err != nil {
 		c.t.Fatal(err)
@@ -146,13 +146,13 @@ type follow struct {
 }
 
 // run starts a Watcher on c and returns once nothing moves any more.
-func run(t testing.TB, c *cluster) *follow {
+func run(t testing.TB, c *fakeCluster) *follow {
 	t.Helper()
 	return runWith(t, c, Options{})
 }
 
 // runWith is run with options.
-func runWith(t testing.TB, c *cluster, o Options) *follow {
+func runWith(t testing.TB, c *fakeCluster, o Options) *follow {
 	t.Helper()
 	core, logs := observer.New(zapcore.DebugLevel)
 	o.Logger = zap.New(core)

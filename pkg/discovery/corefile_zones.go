@@ -8,6 +8,8 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+
+	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/cluster"
 )
 
 // kubernetesPlugin is the plugin that answers for the cluster itself.
@@ -238,11 +240,11 @@ func (b serverBlock) forwards(zone string) bool {
 			}
 			own := slices.ContainsFunc(use.args[1:], func(to string) bool { return !path.IsAbs(to) })
 			from, err := zonesOf(use.args[0])
-			concerns := err != nil || slices.ContainsFunc(from, func(f string) bool { return below(zone, f) || below(f, zone) })
+			concerns := err != nil || slices.ContainsFunc(from, func(f string) bool { return cluster.Below(zone, f) || cluster.Below(f, zone) })
 			except, _ := use.directive("except")
 			if own && concerns && !slices.ContainsFunc(except, func(e string) bool {
 				zones, err := zonesOf(e)
-				return err == nil && slices.ContainsFunc(zones, func(e string) bool { return below(zone, e) })
+				return err == nil && slices.ContainsFunc(zones, func(e string) bool { return cluster.Below(zone, e) })
 			}) {
 				return true
 			}
@@ -275,9 +277,9 @@ func (r *zoneReader) within(scope, zones []string) []string {
 	for _, s := range scope {
 		for _, z := range zones {
 			switch {
-			case below(z, s):
+			case cluster.Below(z, s):
 				out = append(out, z)
-			case below(s, z):
+			case cluster.Below(s, z):
 				out = append(out, s)
 			}
 		}
@@ -288,12 +290,7 @@ func (r *zoneReader) within(scope, zones []string) []string {
 // meets reports whether zone has names in common with one of others.
 func (r *zoneReader) meets(zone string, others []string) bool {
 	r.cost += len(others)
-	return slices.ContainsFunc(others, func(o string) bool { return below(zone, o) || below(o, zone) })
-}
-
-// below reports whether zone is parent or in it.
-func below(zone, parent string) bool {
-	return parent == "" || zone == parent || strings.HasSuffix(zone, "."+parent)
+	return slices.ContainsFunc(others, func(o string) bool { return cluster.Below(zone, o) || cluster.Below(o, zone) })
 }
 
 // splitZone takes a zone of a Corefile apart as CoreDNS does: SCHEME://ZONE:PORT, of which it ignores scheme and port but in
@@ -317,7 +314,7 @@ func splitZone(text string) (scheme, name, port string) {
 func zonesOf(text string) ([]string, error) {
 	_, name, _ := splitZone(text)
 	if prefix, err := netip.ParsePrefix(name); err == nil {
-		return ReverseZones(prefix)
+		return cluster.ReverseZones(prefix)
 	}
 	name = strings.ToLower(strings.TrimSuffix(name, "."))
 	if name == "" {
@@ -353,7 +350,7 @@ func isZoneName(name string) bool {
 		for _, octet := range []byte(label) {
 			switch {
 			case 'a' <= octet && octet <= 'z', 'A' <= octet && octet <= 'Z', '0' <= octet && octet <= '9', octet == '-', octet == '_':
-			case octet == '/' && below(name, "in-addr.arpa"):
+			case octet == '/' && cluster.Below(name, "in-addr.arpa"):
 			default:
 				return false
 			}

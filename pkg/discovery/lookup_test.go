@@ -43,7 +43,7 @@ func backendObjects() (*corev1.Service, []*discoveryv1.EndpointSlice) {
 	}
 }
 
-func newLookup(t *testing.T) (*Lookup, *cluster) {
+func newLookup(t *testing.T) (*Lookup, *fakeCluster) {
 	t.Helper()
 	c := newCluster(t)
 	service, endpointSlices := backendObjects()

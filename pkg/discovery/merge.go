@@ -8,6 +8,8 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
+
+	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/cluster"
 )
 
 // maxEndpoints bounds whom a host asks. Each of them is probed by every host.
@@ -34,7 +36,7 @@ func merge(all []*discoveryv1.EndpointSlice, namespace, service string, ports dn
 		}
 		out = append(out, serving...)
 	}
-	return sortEndpoints(out)
+	return cluster.SortEndpoints(out)
 }
 
 // ofFamily returns the endpoints of one address family that are ready, and those

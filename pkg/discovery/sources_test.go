@@ -54,14 +54,14 @@ func of(service string, s *discoveryv1.EndpointSlice) *discoveryv1.EndpointSlice
 	return s
 }
 
-func (c *cluster) must(_ any, err error) {
+func (c *fakeCluster) must(_ any, err error) {
 	c.t.Helper()
 	if err != nil {
 		c.t.Fatal(err)
 	}
 }
 
-func (c *cluster) setCorefile(text string) {
+func (c *fakeCluster) setCorefile(text string) {
 	c.t.Helper()
 	m := configMap(DefaultConfigMap, text)
 	m.ResourceVersion = fmt.Sprint(len(c.Actions()))

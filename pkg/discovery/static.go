@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"net/netip"
 	"time"
+
+	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/cluster"
 )
 
 // static is a Source whose answer is known from the start.
@@ -31,9 +33,9 @@ func Static(endpoints []netip.AddrPort) Source {
 			s.err = fmt.Errorf("static endpoint %s: not an address and port that can be asked; use --dns-endpoint IP[:PORT]", ap)
 			return s
 		}
-		eps = append(eps, Endpoint{Address: ap, Source: SourceStatic})
+		eps = append(eps, Endpoint{Address: ap, Source: cluster.SourceStatic})
 	}
-	s.snap = Snapshot{Endpoints: sortEndpoints(eps), Updated: time.Now()}
+	s.snap = Snapshot{Endpoints: cluster.SortEndpoints(eps), Updated: time.Now()}
 	s.out.put(s.snap)
 	return s
 }

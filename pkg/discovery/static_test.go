@@ -8,6 +8,8 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/cluster"
 )
 
 func TestStatic(t *testing.T) {
@@ -27,7 +29,7 @@ func TestStatic(t *testing.T) {
 	if d := cmp.Diff(want, addresses(snap)); d != "" {
 		t.Errorf("-want +got:\n%s", d)
 	}
-	if snap.Stale || snap.Reason != "" || snap.Updated.IsZero() || snap.Endpoints[0].Source != SourceStatic {
+	if snap.Stale || snap.Reason != "" || snap.Updated.IsZero() || snap.Endpoints[0].Source != cluster.SourceStatic {
 		t.Errorf("snapshot %+v", snap)
 	}
 	if got := <-src.Snapshots(); !got.Equal(snap) {

@@ -199,25 +199,25 @@ func TestSlowReaderSeesTheNewest(t *testing.T) {
 func TestLastGoodSetStays(t *testing.T) {
 	tests := []struct {
 		name    string
-		lose    func(*cluster)
-		recover func(*cluster)
+		lose    func(*fakeCluster)
+		recover func(*fakeCluster)
 		reason  string
 		back    string // endpoint after recovery
 		ip      string // Service address after recovery
 	}{
 		{"all slices deleted",
-			func(c *cluster) { c.deleteSlice("a") },
-			func(c *cluster) { c.setSlice(slice("b", ready("172.20.0.7"))) },
+			func(c *fakeCluster) { c.deleteSlice("a") },
+			func(c *fakeCluster) { c.setSlice(slice("b", ready("172.20.0.7"))) },
 			"no ready endpoint", "172.20.0.7:53", "172.21.0.10"},
 		{"port renamed",
-			func(c *cluster) {
+			func(c *fakeCluster) {
 				c.setSlice(with(slice("a", ready("172.20.0.2")), func(s *discoveryv1.EndpointSlice) { s.Ports = s.Ports[:1] }))
 			},
-			func(c *cluster) { c.setSlice(slice("a", ready("172.20.0.2"))) },
+			func(c *fakeCluster) { c.setSlice(slice("a", ready("172.20.0.2"))) },
 			`UDP port named "dns"`, "172.20.0.2:53", "172.21.0.10"},
 		{"Service deleted and made again with another address",
-			func(c *cluster) { c.deleteService() },
-			func(c *cluster) { c.createService(kubeDNS("172.21.0.77")) },
+			func(c *fakeCluster) { c.deleteService() },
+			func(c *fakeCluster) { c.createService(kubeDNS("172.21.0.77")) },
 			"does not exist", "172.20.0.2:53", "172.21.0.77"},
 	}
 	for _, tc := range tests {

@@ -9,23 +9,9 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	networkingv1 "k8s.io/api/networking/v1"
+
+	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/cluster"
 )
-
-// Zone is a zone that the cluster's DNS answers itself. It is comparable.
-type Zone struct {
-	// Name is in lower case and without a final dot.
-	Name string
-
-	// Source says for a person where it is from, as in "Corefile kube-system/coredns".
-	Source string
-
-	// Cluster marks a zone of CoreDNS's plugin for the cluster itself. Others are what a Corefile serves beside it.
-	Cluster bool
-}
-
-// Reverse reports whether the zone holds names of addresses (RFC 1035 section 3.5,
-// RFC 3596 section 2.5).
-func (z Zone) Reverse() bool { return below(z.Name, "in-addr.arpa") || below(z.Name, "ip6.arpa") }
 
 // maxZones bounds the zones of all sources together: those of a Corefile, and a thousand reverse zones beside.
 const maxZones = 2 * maxCorefileZones
@@ -102,40 +88,22 @@ func (s *zoneSet) addPodCIDRs(nodes []*corev1.Node) {
 // addReverse adds the reverse zones of prefixes, the wide ones first, as many as
 // may be.
 func (s *zoneSet) addReverse(source, flag string, prefixes []netip.Prefix) {
-	fit, left := fitting(prefixes)
+	fit, left := cluster.Fitting(prefixes)
 	if left > 0 {
 		s.note("%s: %d of %d ranges need more than %d reverse zones and are left out; name the whole range with %s",
-			source, left, len(prefixes), maxReverseZones, flag)
+			source, left, len(prefixes), cluster.MaxReverseZones, flag)
 	}
-	names, err := ReverseZones(fit...)
+	names, err := cluster.ReverseZones(fit...)
 	if err != nil {
 		s.note("%s: %v", source, err)
 	}
 	s.add(source, slices.DeleteFunc(names, tooWide)...)
 }
 
-// fitting takes the widest prefixes that together need no more than
-// maxReverseZones, and counts those left.
-func fitting(prefixes []netip.Prefix) (fit []netip.Prefix, left int) {
-	byWidth := slices.Clone(prefixes)
-	slices.SortStableFunc(byWidth, func(a, b netip.Prefix) int { return cmp.Compare(a.Bits(), b.Bits()) })
-	total := 0
-	for _, p := range byWidth {
-		needs := 1 << (cutAfter(p) - p.Bits())
-		if total+needs > maxReverseZones {
-			left++
-			continue
-		}
-		total += needs
-		fit = append(fit, p)
-	}
-	return fit, left
-}
-
 // join makes the shortest list of prefixes that covers the same addresses.
 func join(prefixes []netip.Prefix) []netip.Prefix {
 	var out []netip.Prefix
-	for _, p := range withoutCovered(slices.Clone(prefixes)) {
+	for _, p := range cluster.WithoutCovered(slices.Clone(prefixes)) {
 		out = append(out, p)
 		for len(out) > 1 {
 			a, b := out[len(out)-2], out[len(out)-1]

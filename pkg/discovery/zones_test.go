@@ -9,6 +9,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/cluster"
 )
 
 func TestJoin(t *testing.T) {
@@ -24,7 +26,7 @@ func TestJoin(t *testing.T) {
 		"everything":         {"0.0.0.0/1 128.0.0.0/1", "0.0.0.0/0"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			if got := joinPrefixes(join(parsePrefixes(t, c.in))); got != strings.Join(strings.Fields(c.want), ", ") {
+			if got := strings.Trim(fmt.Sprint(join(parsedPrefixes(strings.Fields(c.in)))), "[]"); got != c.want {
 				t.Errorf("got %s, want %s", got, c.want)
 			}
 		})
@@ -74,7 +76,7 @@ func TestPodCIDRsOfThousands(t *testing.T) {
 	}
 	s = zoneSet{}
 	s.addPodCIDRs(nodes(append(gaps, "10.200.0.0/16")...))
-	if len(s.zones) != maxReverseZones || len(s.notes) != 1 || !strings.Contains(s.notes[0], "245 of 501 ranges") {
+	if len(s.zones) != cluster.MaxReverseZones || len(s.notes) != 1 || !strings.Contains(s.notes[0], "245 of 501 ranges") {
 		t.Errorf("%d zones, notes %v", len(s.zones), s.notes)
 	}
 	if z := names(s.zones); z[len(z)-1] != "200.10.in-addr.arpa" {
@@ -91,8 +93,8 @@ func TestPodCIDRs(t *testing.T) {
 	var s zoneSet
 	s.addPodCIDRs(nodes("172.20.0.0/24 fd00:20::/64", "172.20.1.0/24", "", "bad"))
 	want := []Zone{
-		{"0.20.172.in-addr.arpa", "podCIDRs of nodes", false}, {"1.20.172.in-addr.arpa", "podCIDRs of nodes", false},
-		{"0.0.0.0.0.0.0.0.0.2.0.0.0.0.d.f.ip6.arpa", "podCIDRs of nodes", false},
+		{Name: "0.20.172.in-addr.arpa", Source: "podCIDRs of nodes", Cluster: false}, {Name: "1.20.172.in-addr.arpa", Source: "podCIDRs of nodes", Cluster: false},
+		{Name: "0.0.0.0.0.0.0.0.0.2.0.0.0.0.d.f.ip6.arpa", Source: "podCIDRs of nodes", Cluster: false},
 	}
 	if d := cmp.Diff(want, s.zones); d != "" || len(s.notes) > 0 {
 		t.Errorf("notes %v, zones -want +got:\n%s", s.notes, d)

@@ -11,8 +11,8 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/cluster"
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/config"
-	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/discovery"
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/netdev"
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/plan"
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/resolvconf"
@@ -27,7 +27,7 @@ type Looker struct {
 }
 
 // Look finds out what a plan needs to know. Who has the port of the KubeSwitch address is for the caller to say.
-func (l *Looker) Look(c config.Config, inspection resolvconf.Inspection, snapshot discovery.Snapshot) (f plan.Facts, err error) {
+func (l *Looker) Look(c config.Config, inspection resolvconf.Inspection, snapshot cluster.Snapshot) (f plan.Facts, err error) {
 	if f, err = LookAtListeners(c); err != nil {
 		return f, err
 	}
@@ -118,7 +118,7 @@ func lookUpWays(c config.Config) (w ways, err error) {
 }
 
 // ways finds the way to each endpoint and upstream.
-func (l *Looker) ways(w ways, c config.Config, r plan.Resolver, snapshot discovery.Snapshot) map[netip.Addr]plan.Way {
+func (l *Looker) ways(w ways, c config.Config, r plan.Resolver, snapshot cluster.Snapshot) map[netip.Addr]plan.Way {
 	found := make(map[netip.Addr]plan.Way)
 	outside := make(map[string]bool) // the interfaces towards upstreams
 	for _, upstream := range slices.Concat(c.Upstreams, plan.OnDNSPort(r.Upstreams)) {
@@ -154,7 +154,7 @@ const defaultBits = 1
 // astray says why an endpoint is not to be asked where its route leads: by the way to everywhere, though its network was
 // behind an interface of this host before, or it runs on this host. Where the route was such a one from the beginning, as
 // in a cluster whose pods are behind the default gateway altogether, it is fine.
-func (l *Looker) astray(e discovery.Endpoint, way plan.Way, network netip.Prefix, outside map[string]bool, node string) string {
+func (l *Looker) astray(e cluster.Endpoint, way plan.Way, network netip.Prefix, outside map[string]bool, node string) string {
 	if way.Ifindex == 0 {
 		return ""
 	}

@@ -6,7 +6,7 @@ import (
 	"net/netip"
 	"testing"
 
-	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/discovery"
+	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/cluster"
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/plan"
 )
 
@@ -40,7 +40,7 @@ func TestAstray(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			l := Looker{usual: make(map[netip.Addr]behind)}
 			for i, look := range looks {
-				e := discovery.Endpoint{Address: netip.AddrPortFrom(netip.MustParseAddr(look.endpoint), 53)}
+				e := cluster.Endpoint{Address: netip.AddrPortFrom(netip.MustParseAddr(look.endpoint), 53)}
 				why := l.astray(e, plan.Way{Interface: look.iface, Ifindex: 7}, netip.MustParsePrefix(look.network), map[string]bool{"eth0": true}, "n1")
 				if (why != "") != look.astray {
 					t.Errorf("look %d: %q", i, why)
@@ -49,7 +49,7 @@ func TestAstray(t *testing.T) {
 		})
 	}
 	l := Looker{usual: make(map[netip.Addr]behind)}
-	e := discovery.Endpoint{Address: netip.MustParseAddrPort(a + ":53"), Node: "n1"}
+	e := cluster.Endpoint{Address: netip.MustParseAddrPort(a + ":53"), Node: "n1"}
 	if why := l.astray(e, plan.Way{Interface: "eth0", Ifindex: 2}, netip.MustParsePrefix("0.0.0.0/0"), nil, "n1"); why == "" {
 		t.Error("an endpoint on this very host is behind the default route")
 	}

@@ -4,7 +4,7 @@ import (
 	"net/netip"
 	"time"
 
-	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/discovery"
+	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/cluster"
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/status"
 )
 
@@ -13,7 +13,7 @@ type Desired struct {
 	// Listen are the addresses that the forwarder serves, by UDP and TCP.
 	Listen []netip.AddrPort
 	// Zones are what the endpoints answer, the cluster's domain first.
-	Zones []discovery.Zone
+	Zones []cluster.Zone
 	// Endpoints answer the zones. Fallback are the upstreams, for the time that the daemon is dead.
 	Endpoints, Fallback []Endpoint
 	// Forward is how the forwarder answers.

@@ -5,13 +5,13 @@ import (
 	"net/netip"
 	"slices"
 
+	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/cluster"
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/config"
-	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/discovery"
 )
 
 // Endpoint is a server and how this host reaches it. It is comparable.
 type Endpoint struct {
-	discovery.Endpoint
+	cluster.Endpoint
 	Health
 	Way Way
 	// Note says why the kernel does not steer to it, if it does not.
@@ -34,7 +34,7 @@ func (e Endpoint) Backend() Backend {
 
 // newEndpoint finds the way to a server. One that the kernel can't steer to, or only past what the stack does with packets
 // to it, stays with the forwarder.
-func (in Input) newEndpoint(found discovery.Endpoint) Endpoint {
+func (in Input) newEndpoint(found cluster.Endpoint) Endpoint {
 	e := Endpoint{Endpoint: found, Health: in.Health[found.Address], Way: in.Facts.Ways[found.Address.Addr()]}
 	if e.Way.Not != "" {
 		e.Note = e.Way.Not + ": asked by the forwarder, not steered to"
@@ -61,7 +61,7 @@ func (in Input) endpoints() (endpoints []Endpoint, notes []string) {
 // unfit says why an endpoint that the cluster names is not asked from this host; empty if it is. What the user has named is.
 func (in Input) unfit(e Endpoint) string {
 	switch {
-	case e.Source == discovery.SourceStatic:
+	case e.Source == cluster.SourceStatic:
 	case slices.Contains(in.listen(), e.Address) || e.Address == netip.AddrPortFrom(KubeSwitchAddress(in.Settings), config.DNSPort):
 		return "an address of this host's own DNS"
 	case slices.Contains(in.upstreams(), e.Address):

@@ -4,15 +4,15 @@ import (
 	"net/netip"
 	"time"
 
+	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/cluster"
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/config"
-	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/discovery"
 )
 
 // Input is all that a plan is made from.
 type Input struct {
 	Settings config.Config
 	Facts    Facts
-	Snapshot discovery.Snapshot
+	Snapshot cluster.Snapshot
 	// Health is what is known of endpoints by their address; nothing is known of those that are missing.
 	Health map[netip.AddrPort]Health
 }

@@ -6,8 +6,8 @@ import (
 	"net/netip"
 	"slices"
 
+	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/cluster"
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/config"
-	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/discovery"
 )
 
 // Make makes the plan of a host. It fails if the settings can't be meant.
@@ -31,7 +31,7 @@ func (in Input) nativeLinux() (d Desired, err error) {
 	d.Zones, aboutZones = zonesOf(configured, in.Snapshot.Zones, in.Facts.Resolver.Search)
 	d.Endpoints, aboutEndpoints = in.endpoints()
 	for _, upstream := range in.upstreams() {
-		d.Fallback = append(d.Fallback, in.newEndpoint(discovery.Endpoint{Address: upstream, Source: "upstream"}))
+		d.Fallback = append(d.Fallback, in.newEndpoint(cluster.Endpoint{Address: upstream, Source: "upstream"}))
 	}
 	d.Forward = in.routes(d)
 	clusterDNS, aboutPods := in.clusterDNS()

@@ -6,8 +6,8 @@ import (
 	"slices"
 	"testing"
 
+	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/cluster"
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/config"
-	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/discovery"
 )
 
 var (
@@ -33,7 +33,7 @@ const (
 )
 
 func makeEndpoint(address netip.AddrPort, way Way, state endpointState) Endpoint {
-	e := Endpoint{Endpoint: discovery.Endpoint{Address: address, Source: "test"}, Way: way}
+	e := Endpoint{Endpoint: cluster.Endpoint{Address: address, Source: "test"}, Way: way}
 	e.Dead = state == dead || state == notedOrDead
 	e.Severed = state == severed
 	if state == noted || state == notedOrDead {
@@ -217,7 +217,7 @@ func TestUnfitEndpoints(t *testing.T) {
 		if why := in.unfit(e); (why != "") != want {
 			t.Errorf("%s: %q", address, why)
 		}
-		e.Source = discovery.SourceStatic
+		e.Source = cluster.SourceStatic
 		if why := in.unfit(e); why != "" {
 			t.Errorf("%s, which the user has named: %q", address, why)
 		}
@@ -229,7 +229,7 @@ func TestUnfitEndpoints(t *testing.T) {
 
 // An endpoint that is astray is neither steered to nor asked, and status tells.
 func TestAstray(t *testing.T) {
-	in := Input{Settings: config.Default(), Snapshot: discovery.Snapshot{Endpoints: []discovery.Endpoint{{Address: endpointA}, {Address: endpointB}}}}
+	in := Input{Settings: config.Default(), Snapshot: cluster.Snapshot{Endpoints: []cluster.Endpoint{{Address: endpointA}, {Address: endpointB}}}}
 	astray := onUplink
 	astray.Astray = "its network is gone"
 	in.Facts.Ways = map[netip.Addr]Way{endpointA.Addr(): astray, endpointB.Addr(): onBridge}

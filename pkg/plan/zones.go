@@ -7,8 +7,8 @@ import (
 
 	"golang.org/x/net/publicsuffix"
 
+	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/cluster"
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/config"
-	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/discovery"
 )
 
 // Sources of zones that are not discovered.
@@ -18,13 +18,13 @@ const (
 )
 
 // ConfiguredZones are the zones that the settings name, the reverse zones of ranges among them.
-func ConfiguredZones(c config.Config) (zones []discovery.Zone, err error) {
-	reverse, err := discovery.ReverseZones(slices.Concat(c.ServiceCIDRs, c.PodCIDRs)...)
+func ConfiguredZones(c config.Config) (zones []cluster.Zone, err error) {
+	reverse, err := cluster.ReverseZones(slices.Concat(c.ServiceCIDRs, c.PodCIDRs)...)
 	if err != nil {
 		return nil, err
 	}
 	for _, name := range slices.Concat(c.Zones, reverse) {
-		zones = append(zones, discovery.Zone{Name: strings.ToLower(strings.TrimSuffix(name, ".")), Source: sourceSettings})
+		zones = append(zones, cluster.Zone{Name: strings.ToLower(strings.TrimSuffix(name, ".")), Source: sourceSettings})
 	}
 	return zones, nil
 }
@@ -32,13 +32,13 @@ func ConfiguredZones(c config.Config) (zones []discovery.Zone, err error) {
 // zonesOf unites the configured zones with the discovered ones, names before addresses. Only if there is no name at all it
 // is the default one. What a Corefile serves beside the cluster's own zones is left out, with a note, where it would take
 // more names from this host than can be meant: whoever may edit it has no say about those.
-func zonesOf(configured, discovered []discovery.Zone, search []string) (zones []discovery.Zone, notes []string) {
-	names, reverse := []discovery.Zone{}, []discovery.Zone{}
+func zonesOf(configured, discovered []cluster.Zone, search []string) (zones []cluster.Zone, notes []string) {
+	names, reverse := []cluster.Zone{}, []cluster.Zone{}
 	seen := make(map[string]bool)
-	var cluster []string
+	var own []string // the cluster's
 	for _, zone := range slices.Concat(configured, discovered) {
 		why := ""
-		if zone.Source != sourceSettings && !zone.Cluster && !slices.ContainsFunc(cluster, func(c string) bool { return within(zone.Name, c) }) {
+		if zone.Source != sourceSettings && !zone.Cluster && !slices.ContainsFunc(own, func(c string) bool { return within(zone.Name, c) }) {
 			why = tooWide(zone.Name, search)
 		}
 		switch {
@@ -52,11 +52,11 @@ func zonesOf(configured, discovered []discovery.Zone, search []string) (zones []
 		}
 		seen[zone.Name] = true
 		if zone.Cluster {
-			cluster = append(cluster, zone.Name)
+			own = append(own, zone.Name)
 		}
 	}
 	if len(names) == 0 {
-		names = append(names, discovery.Zone{Name: config.DefaultZone, Source: sourceDefault})
+		names = append(names, cluster.Zone{Name: config.DefaultZone, Source: sourceDefault})
 	}
 	return append(names, reverse...), notes
 }
@@ -79,7 +79,7 @@ func tooWide(zone string, search []string) string {
 func within(name, zone string) bool { return name == zone || strings.HasSuffix(name, "."+zone) }
 
 // ZoneNames returns the names of zones.
-func ZoneNames(zones []discovery.Zone) []string {
+func ZoneNames(zones []cluster.Zone) []string {
 	names := make([]string, 0, len(zones))
 	for _, zone := range zones {
 		names = append(names, zone.Name)

@@ -7,31 +7,31 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/cluster"
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/config"
-	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/discovery"
 )
 
 func TestZonesOf(t *testing.T) {
-	found := []discovery.Zone{
+	found := []cluster.Zone{
 		{Name: "k2s.test", Source: "Corefile"}, {Name: "own.test", Source: "Corefile"}, {Name: "21.172.in-addr.arpa", Source: "ServiceCIDR"},
 	}
 	for name, c := range map[string]struct {
 		settings   func(*config.Config)
-		discovered []discovery.Zone
-		want       []discovery.Zone
+		discovered []cluster.Zone
+		want       []cluster.Zone
 	}{
-		"nothing is known": {func(*config.Config) {}, nil, []discovery.Zone{{Name: "cluster.local", Source: "default"}}},
+		"nothing is known": {func(*config.Config) {}, nil, []cluster.Zone{{Name: "cluster.local", Source: "default"}}},
 		"discovered":       {func(*config.Config) {}, found, found},
-		"only addresses are known": {func(*config.Config) {}, found[2:], []discovery.Zone{
+		"only addresses are known": {func(*config.Config) {}, found[2:], []cluster.Zone{
 			{Name: "cluster.local", Source: "default"}, found[2]}},
-		"configured names beside discovered addresses": {func(c *config.Config) { c.Zones = []string{"Mine.Test."} }, found[2:], []discovery.Zone{
+		"configured names beside discovered addresses": {func(c *config.Config) { c.Zones = []string{"Mine.Test."} }, found[2:], []cluster.Zone{
 			{Name: "mine.test", Source: "settings"}, found[2]}},
 		"configured addresses beside discovered names": {func(c *config.Config) {
 			c.ServiceCIDRs = []netip.Prefix{netip.MustParsePrefix("10.7.0.0/16")}
 			c.PodCIDRs = []netip.Prefix{netip.MustParsePrefix("10.8.0.0/16")}
-		}, found[:2], []discovery.Zone{
+		}, found[:2], []cluster.Zone{
 			found[0], found[1], {Name: "7.10.in-addr.arpa", Source: "settings"}, {Name: "8.10.in-addr.arpa", Source: "settings"}}},
-		"the same from both": {func(c *config.Config) { c.ServiceCIDRs = []netip.Prefix{netip.MustParsePrefix("172.21.0.0/16")} }, found, []discovery.Zone{
+		"the same from both": {func(c *config.Config) { c.ServiceCIDRs = []netip.Prefix{netip.MustParsePrefix("172.21.0.0/16")} }, found, []cluster.Zone{
 			found[0], found[1], {Name: "21.172.in-addr.arpa", Source: "settings"}}},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -58,13 +58,13 @@ func TestOthersZones(t *testing.T) {
 		"corp.example": "eng.corp.example", "eng.corp.example": "eng.corp.example", "local": "a public suffix",
 		"other.corp.example": "", "rp.example": "", "k2s.internal": "", "example.com": "", "20.172.in-addr.arpa": "",
 	} {
-		found := []discovery.Zone{{Name: "cluster.local", Source: "Corefile", Cluster: true}, {Name: name, Source: "Corefile"}}
+		found := []cluster.Zone{{Name: "cluster.local", Source: "Corefile", Cluster: true}, {Name: name, Source: "Corefile"}}
 		zones, notes := zonesOf(nil, found, search)
 		if taken := len(zones) == 2; taken != (want == "") || taken == (len(notes) > 0) || !strings.Contains(strings.Join(notes, " "), want) {
 			t.Errorf("%s: zones %v, notes %q, want one with %q", name, zones, notes, want)
 		}
 		// Named by the user, or by the plugin for the cluster, it is taken.
-		if zones, notes := zonesOf([]discovery.Zone{{Name: name, Source: sourceSettings}}, found, search); len(zones) != 2 || len(notes) > 0 {
+		if zones, notes := zonesOf([]cluster.Zone{{Name: name, Source: sourceSettings}}, found, search); len(zones) != 2 || len(notes) > 0 {
 			t.Errorf("%s of the settings: zones %v, notes %q", name, zones, notes)
 		}
 		found[1].Cluster = true
@@ -72,7 +72,7 @@ func TestOthersZones(t *testing.T) {
 			t.Errorf("%s of the cluster: zones %v, notes %q", name, zones, notes)
 		}
 	}
-	below := []discovery.Zone{{Name: "k2s.example", Source: "Corefile", Cluster: true}, {Name: "a.k2s.example", Source: "Corefile"}}
+	below := []cluster.Zone{{Name: "k2s.example", Source: "Corefile", Cluster: true}, {Name: "a.k2s.example", Source: "Corefile"}}
 	if zones, notes := zonesOf(nil, below, []string{"a.k2s.example"}); len(zones) != 2 || len(notes) > 0 {
 		t.Errorf("below the cluster's: zones %v, notes %q", zones, notes)
 	}

@@ -28,16 +28,17 @@ var leaves = []string{"pkg/internal/errno", "pkg/internal/peer", "pkg/internal/s
 var rooms = map[string][]string{
 	"cmd/k2s-dnsbpf":             {"pkg/client", "pkg/config", "pkg/control", "pkg/daemon", "pkg/diagnose", "pkg/guardian", "pkg/host", "pkg/rundir", "pkg/status"},
 	"pkg/client":                 {"pkg/config", "pkg/control", "pkg/datapath", "pkg/diagnose", "pkg/discovery", "pkg/forwarder", "pkg/guardian", "pkg/handover", "pkg/host", "pkg/netdev", "pkg/plan", "pkg/resolvconf", "pkg/rundir", "pkg/state", "pkg/status"},
+	"pkg/cluster":                {},
 	"pkg/config":                 {},
 	"pkg/control":                {"pkg/config", "pkg/rundir", "pkg/state", "pkg/status"},
 	"pkg/daemon":                 {"pkg/config", "pkg/control", "pkg/datapath", "pkg/diagnose", "pkg/discovery", "pkg/forwarder", "pkg/guardian", "pkg/handover", "pkg/host", "pkg/netdev", "pkg/plan", "pkg/resolvconf", "pkg/rundir", "pkg/state", "pkg/status"},
 	"pkg/datapath":               {},
 	"pkg/diagnose":               {"pkg/config", "pkg/status"},
-	"pkg/discovery":              {},
+	"pkg/discovery":              {"pkg/cluster"},
 	"pkg/forwarder":              {},
 	"pkg/guardian":               {"pkg/config", "pkg/rundir", "pkg/state", "pkg/status"},
 	"pkg/handover":               {"pkg/config", "pkg/forwarder", "pkg/rundir", "pkg/state", "pkg/status"}, // the forwarder's sockets are what is handed over
-	"pkg/host":                   {"pkg/config", "pkg/datapath", "pkg/discovery", "pkg/netdev", "pkg/plan", "pkg/resolvconf", "pkg/rundir", "pkg/state", "pkg/status"},
+	"pkg/host":                   {"pkg/cluster", "pkg/config", "pkg/datapath", "pkg/netdev", "pkg/plan", "pkg/resolvconf", "pkg/rundir", "pkg/state", "pkg/status"},
 	"pkg/internal/archtest":      {},
 	"pkg/internal/errno":         {},
 	"pkg/internal/peer":          {},
@@ -47,7 +48,7 @@ var rooms = map[string][]string{
 	"pkg/internal/sample":        {},
 	"pkg/internal/say":           {},
 	"pkg/netdev":                 {},
-	"pkg/plan":                   {"pkg/config", "pkg/discovery", "pkg/status"},
+	"pkg/plan":                   {"pkg/cluster", "pkg/config", "pkg/status"},
 	"pkg/resolvconf":             {"pkg/state", "pkg/state/hostfs"},
 	"pkg/rundir":                 {"pkg/config", "pkg/state"},
 	"pkg/state":                  {"pkg/state/hostfs"},
@@ -79,7 +80,7 @@ var linuxOnly = []string{"pkg/client", "pkg/daemon", "pkg/datapath", "pkg/guardi
 var systems = []string{"darwin", "linux", "windows"}
 
 // pure are the rooms that are the same on every system: they neither do I/O nor look at a clock.
-var pure = []string{"pkg/internal/say", "pkg/plan"}
+var pure = []string{"pkg/cluster", "pkg/internal/say", "pkg/plan"}
 
 // impure are imports, by their prefix, that a pure room does without, and clocks are what it does not call.
 var (

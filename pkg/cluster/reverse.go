@@ -1,4 +1,4 @@
-package discovery
+package cluster
 
 import (
 	"cmp"
@@ -9,9 +9,9 @@ import (
 	"strings"
 )
 
-// maxReverseZones bounds what ReverseZones returns: each zone is a map entry in
+// MaxReverseZones bounds what ReverseZones returns: each zone is a map entry in
 // the kernel, and a list longer than this is a mistake in a prefix.
-const maxReverseZones = 256
+const MaxReverseZones = 256
 
 // ReverseZones returns the reverse zones (below in-addr.arpa and ip6.arpa, lower
 // case, no trailing dot) that cover the prefixes exactly: no address outside
@@ -36,15 +36,15 @@ func ReverseZones(prefixes ...netip.Prefix) ([]string, error) {
 		}
 		blocks = append(blocks, b)
 	}
-	blocks = withoutCovered(blocks)
+	blocks = WithoutCovered(blocks)
 
 	total := 0
 	for _, b := range blocks {
 		total += 1 << (cutAfter(b) - b.Bits()) // at most 1<<7
 	}
-	if total > maxReverseZones {
+	if total > MaxReverseZones {
 		return nil, fmt.Errorf("reverse zones of %s: %d zones needed, at most %d allowed; give prefixes that end at an octet (IPv4) or nibble (IPv6)",
-			joinPrefixes(blocks), total, maxReverseZones)
+			joinPrefixes(blocks), total, MaxReverseZones)
 	}
 
 	zones := make([]string, 0, total)
@@ -55,6 +55,24 @@ func ReverseZones(prefixes ...netip.Prefix) ([]string, error) {
 		}
 	}
 	return zones, nil
+}
+
+// Fitting takes the widest prefixes that together need no more than
+// MaxReverseZones, and counts those left.
+func Fitting(prefixes []netip.Prefix) (fit []netip.Prefix, left int) {
+	byWidth := slices.Clone(prefixes)
+	slices.SortStableFunc(byWidth, func(a, b netip.Prefix) int { return cmp.Compare(a.Bits(), b.Bits()) })
+	total := 0
+	for _, p := range byWidth {
+		needs := 1 << (cutAfter(p) - p.Bits())
+		if total+needs > MaxReverseZones {
+			left++
+			continue
+		}
+		total += needs
+		fit = append(fit, p)
+	}
+	return fit, left
 }
 
 // unmapPrefix validates p, clears its host bits and turns IPv4-mapped IPv6 into IPv4.
@@ -71,8 +89,8 @@ func unmapPrefix(p netip.Prefix) (netip.Prefix, error) {
 	return p.Masked(), nil
 }
 
-// withoutCovered sorts the masked prefixes and drops each one that lies inside another.
-func withoutCovered(ps []netip.Prefix) []netip.Prefix {
+// WithoutCovered sorts the masked prefixes and drops each one that lies inside another.
+func WithoutCovered(ps []netip.Prefix) []netip.Prefix {
 	slices.SortFunc(ps, func(a, b netip.Prefix) int {
 		return cmp.Or(a.Addr().Compare(b.Addr()), cmp.Compare(a.Bits(), b.Bits()))
 	})
