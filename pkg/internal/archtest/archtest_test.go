@@ -31,7 +31,7 @@ var rooms = map[string][]string{
 	"pkg/cluster":                {},
 	"pkg/config":                 {},
 	"pkg/control":                {"pkg/config", "pkg/rundir", "pkg/state", "pkg/status"},
-	"pkg/daemon":                 {"pkg/config", "pkg/control", "pkg/datapath", "pkg/diagnose", "pkg/discovery", "pkg/forwarder", "pkg/guardian", "pkg/handover", "pkg/host", "pkg/netdev", "pkg/plan", "pkg/resolvconf", "pkg/rundir", "pkg/state", "pkg/status"},
+	"pkg/daemon":                 {"pkg/cluster", "pkg/config", "pkg/control", "pkg/datapath", "pkg/diagnose", "pkg/discovery", "pkg/forwarder", "pkg/guardian", "pkg/handover", "pkg/host", "pkg/netdev", "pkg/plan", "pkg/resolvconf", "pkg/rundir", "pkg/state", "pkg/status"},
 	"pkg/datapath":               {},
 	"pkg/diagnose":               {"pkg/config", "pkg/status"},
 	"pkg/discovery":              {"pkg/cluster"},
