@@ -9,11 +9,11 @@
 #include <linux/bpf.h>
 #include <linux/pkt_cls.h>
 
+#include "lib/answer.h"
 #include "lib/common.h"
 #include "lib/config.h"
 #include "lib/dns.h"
-#include "lib/failure.h"
-#include "lib/guard.h"
+#include "lib/filter.h"
 #include "lib/maps.h"
 #include "lib/metrics.h"
 #include "lib/pkt.h"
@@ -64,73 +64,134 @@ static __always_inline bool is_others(enum dns_scope scope)
 	return scope == DNS_SCOPE_TRANSPARENT || scope == DNS_SCOPE_SHARED;
 }
 
-static __always_inline int handle_query(struct __sk_buff *skb, bool local)
-{
-	struct dns_listener_key listener_key = { .port = cfg_dns_port };
+/*
+ * Where a query is asked, and what it is judged by: set by find_query(). Apart from the packet, of which functions of
+ * their own are given the address: so these stay in registers, and are no part of the verifier's states.
+ */
+struct dns_query {
 	struct dns_scratch *scratch;
-	struct dns_listener *listener;
-	struct dns_config *config;
-	struct dns_rewrite to = {};
+	const struct dns_config *config;
+	const struct dns_listener *
+		listener; /* its scope is read anew each time: a value in a register would be part of the states, too */
+	bool local;       /* it leaves through lo: a program of this host asks */
+};
+
+/*
+ * Return: DNS_OK or a passed_* reason, as parse_udp(), for a packet to one of our listeners; DNS_NOT_OURS for any
+ * other.
+ */
+static __always_inline enum dns_reason find_query(struct __sk_buff *skb, struct dns_pkt *pkt, struct dns_query *query)
+{
+	struct dns_listener_key key = { .port = cfg_dns_port };
 	void *data, *data_end;
 	enum dns_reason reason;
-	struct dns_pkt pkt = {};
-	int verdict = PASS;
 	__u32 zero = 0;
 
 	pull_headers(skb);
 	data = (void *)(long)skb->data;
 	data_end = (void *)(long)skb->data_end;
-	reason = parse_udp(data, data_end, skb->len, &pkt);
-	if (likely(reason == DNS_NOT_OURS || (pkt.has_ports && pkt.dport != cfg_dns_port)))
-		return PASS;
-	if (load_addrs(data, data_end, &pkt))
-		return PASS;
-	__builtin_memcpy(&listener_key.addr, &pkt.dst, sizeof(listener_key.addr));
-	listener = bpf_map_lookup_elem(&dns_listeners, &listener_key);
-	scratch = bpf_map_lookup_elem(&dns_scratch, &zero);
-	config = bpf_map_lookup_elem(&dns_config, &zero);
-	if (!listener || !scratch || !config)
-		return PASS;
-	if (!local) {
-		/* The host's own resolver is for its programs: what comes by a wire only claims to be of one. */
-		if (listener->scope == DNS_SCOPE_HOST || listener->scope == DNS_SCOPE_TRANSPARENT)
-			return PASS;
-		scratch->may_ask = may_ask(&pkt.src, skb->ifindex, listener->scope != DNS_SCOPE_POD);
-		if (!scratch->may_ask && listener->scope == DNS_SCOPE_POD)
-			return PASS;
-		/*
-		 * Here too: the guard may be missing, or on another interface than a pod's query for this address
-		 * comes in on. A packet whose port can't be read may be for another service.
-		 */
-		if (!scratch->may_ask && listener->scope == DNS_SCOPE_KUBESWITCH && pkt.has_ports) {
-			count(listener->scope, DNS_REASON_refused_source);
-			return TC_ACT_SHOT;
-		}
+	reason = parse_udp(data, data_end, skb->len, pkt);
+	if (likely(reason == DNS_NOT_OURS || (pkt->has_ports && pkt->dport != cfg_dns_port)))
+		return DNS_NOT_OURS;
+	if (load_addrs(data, data_end, pkt))
+		return DNS_NOT_OURS;
+	__builtin_memcpy(&key.addr, &pkt->dst, sizeof(key.addr));
+	query->listener = bpf_map_lookup_elem(&dns_listeners, &key);
+	query->scratch = bpf_map_lookup_elem(&dns_scratch, &zero);
+	query->config = bpf_map_lookup_elem(&dns_config, &zero);
+	if (!query->listener || !query->scratch || !query->config)
+		return DNS_NOT_OURS;
+	return reason;
+}
+
+/*
+ * May this client ask there? Whoever asks by a wire has to be where its source address says.
+ *
+ * Return: DNS_OK, refused_source, or DNS_NOT_OURS for what the stack and the server behind it are to judge.
+ */
+static __always_inline enum dns_reason admit(const struct __sk_buff *skb, const struct dns_pkt *pkt,
+                                             const struct dns_query *query)
+{
+	struct dns_scratch *scratch = query->scratch;
+
+	if (query->local)
+		return DNS_OK;
+	/* The host's own resolver is for its programs: what comes by a wire only claims to be of one. */
+	if (query->listener->scope == DNS_SCOPE_HOST || query->listener->scope == DNS_SCOPE_TRANSPARENT)
+		return DNS_NOT_OURS;
+	scratch->may_ask = may_ask(&pkt->src, skb->ifindex, query->listener->scope != DNS_SCOPE_POD);
+	if (!scratch->may_ask && query->listener->scope == DNS_SCOPE_POD)
+		return DNS_NOT_OURS;
+	/*
+	 * Here too: the ingress filter may be missing, or on another interface than a pod's query for this address
+	 * comes in on. A packet whose port can't be read may be for another service.
+	 */
+	if (!scratch->may_ask && query->listener->scope == DNS_SCOPE_KUBESWITCH && pkt->has_ports)
+		return DNS_REASON_refused_source;
+	return DNS_OK;
+}
+
+/* Return: a steered* reason with the scratch's group set, or why the query is passed. Invalidates all packet pointers.
+ */
+static __always_inline enum dns_reason read_query(struct __sk_buff *skb, struct dns_pkt *pkt, struct dns_query *query)
+{
+	void *data, *data_end;
+	enum dns_reason reason;
+
+	if (is_odd_skb(skb) || pull(skb, pkt->dns_end))
+		return DNS_REASON_passed_malformed;
+	data = (void *)(long)skb->data;
+	data_end = (void *)(long)skb->data_end;
+	reason = parse_query(data, data_end, cfg_query_size_max, pkt, query->scratch);
+	if (reason != DNS_OK)
+		return reason;
+	return route_query(data, data_end, pkt, query->scratch, query->config, query->listener->scope);
+}
+
+/* Send a query to an endpoint of its group. Return: a TC verdict; *reason changes where that is not what happens. */
+static __always_inline int steer_query(struct __sk_buff *skb, const struct dns_pkt *pkt, const struct dns_query *query,
+                                       enum dns_reason *reason)
+{
+	struct dns_rewrite to = {};
+	enum dns_reason failure;
+
+	if (*reason == DNS_REASON_steered && !query->local && query->listener->scope == DNS_SCOPE_SHARED &&
+	    !query->scratch->may_ask) {
+		*reason = DNS_REASON_refused_source;
+		return TC_ACT_SHOT;
 	}
-	if (reason == DNS_OK && (is_odd_skb(skb) || pull(skb, pkt.dns_end)))
-		reason = DNS_REASON_passed_malformed;
-	if (reason == DNS_OK) {
-		data = (void *)(long)skb->data;
-		data_end = (void *)(long)skb->data_end;
-		reason = parse_query(data, data_end, cfg_query_size_max, &pkt, scratch);
+	failure = decide_query(pkt, query->scratch, query->config, query->listener->scope, skb->ifindex, query->local,
+	                       &to);
+	if (failure == DNS_OK)
+		return apply_tc(skb, pkt, &to, reason);
+	if (is_others(query->listener->scope))
+		return answer_failure(skb, pkt, query->local, reason);
+	*reason = failure;
+	return PASS;
+}
+
+static __always_inline int handle_query(struct __sk_buff *skb, bool local)
+{
+	struct dns_query query = { .local = local };
+	struct dns_pkt pkt = {};
+	enum dns_reason reason, admitted;
+	int verdict = PASS;
+
+	reason = find_query(skb, &pkt, &query);
+	if (reason == DNS_NOT_OURS)
+		return PASS;
+	admitted = admit(skb, &pkt, &query);
+	if (admitted == DNS_NOT_OURS)
+		return PASS;
+	if (admitted != DNS_OK) {
+		count(query.listener->scope, admitted);
+		return TC_ACT_SHOT;
 	}
 	if (reason == DNS_OK)
-		reason = route_query(data, data_end, &pkt, scratch, config, listener->scope);
-	if (reason == DNS_REASON_steered && !local && listener->scope == DNS_SCOPE_SHARED && !scratch->may_ask) {
-		reason = DNS_REASON_refused_source;
-		verdict = TC_ACT_SHOT;
-	} else if (reason == DNS_REASON_steered || reason == DNS_REASON_steered_fallback) {
-		enum dns_reason failure =
-			decide_query(&pkt, scratch, config, listener->scope, skb->ifindex, local, &to);
-
-		if (failure == DNS_OK)
-			verdict = apply_tc(skb, &pkt, &to, &reason);
-		else if (is_others(listener->scope))
-			verdict = answer_failure(skb, &pkt, local, &reason);
-		else
-			reason = failure;
-	}
-	count(listener->scope, reason);
+		reason = read_query(skb, &pkt, &query);
+	if (reason == DNS_REASON_steered || reason == DNS_REASON_steered_fallback)
+		verdict = steer_query(skb, &pkt, &query, &reason);
+	count(query.listener->scope, reason);
 	return verdict;
 }
 
@@ -149,11 +210,11 @@ int dns_from_client(struct __sk_buff *skb)
 }
 
 /*
- * The guard of an interface that other hosts ask on. It refuses and never steers: a bridge is no XDP redirect target,
- * and a TC redirect resolves neighbours by itself.
+ * The ingress filter of an interface that other hosts ask on. It refuses and never steers: a bridge is no XDP redirect
+ * target, and a TC redirect resolves neighbours by itself.
  */
 SEC("xdp")
-int dns_guard(struct xdp_md *xdp)
+int dns_filter(struct xdp_md *xdp)
 {
 	struct dns_listener_key listener_key = { .port = cfg_dns_port };
 	void *data = (void *)(long)xdp->data;

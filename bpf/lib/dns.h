@@ -208,10 +208,17 @@ static __always_inline void load_name(void *data, void *data_end, __u32 offset, 
 	}
 }
 
-/* The hash that a query and its reply are compared by: QNAME without regard to case, and QTYPE. */
-static __always_inline __u64 hash_question(const struct dns_scratch *scratch, __u64 seed)
+/*
+ * load_question - have the question that parse_question() found ready in the scratch: the name, and the hash that a
+ * query and its reply are compared by, of QNAME without regard to case and QTYPE
+ *
+ * The hash is of the name's wire form: find_zone(), later, gives the name its dots.
+ */
+static __always_inline void load_question(void *data, void *data_end, __u32 offset, struct dns_scratch *scratch,
+                                          __u64 seed)
 {
-	return hash_name(hash_word(seed, scratch->qtype_be), 0, scratch->name_length);
+	load_name(data, data_end, offset, scratch);
+	scratch->question_hash = hash_name(hash_word(seed, scratch->qtype_be), 0, scratch->name_length);
 }
 
 /* What follows the question of a plain query: nothing, or one OPT record of EDNS version 0 that ends the message. */

@@ -109,18 +109,25 @@ struct {
  * since all of them run with bottom halves off.
  */
 struct dns_scratch {
-	__u8 name[256 + 16];         /* set by load_name(), with room for a word-wise writer's overrun */
-	__u8 starts[DNS_LABELS_MAX]; /* where each label starts, the root's too; set by walk_name() */
-	__u32 labels;                /* without the root */
-	__u32 name_length;           /* octets with the root label */
-	__u16 qtype_be;
-	/* Set by find_zone() and find_fallback(). */
+	/* First, of a query that comes by a wire, by admit(): is the source right, and allowed? */
+	__u32 may_ask;
+
+	/* Then by parse_question(). */
+	__u32 labels;      /* without the root */
+	__u32 name_length; /* octets with the root label */
+	__u32 qtype_be;
+	__u8 starts[DNS_LABELS_MAX]; /* where each label starts, the root's too */
+
+	/* Then by load_question(). */
+	__u8 name[256 + 16]; /* with room for a word-wise writer's overrun; find_zone() gives it dots */
+	__u64 question_hash;
+
+	/* Then by find_zone() or find_fallback(). */
+	__u32 group;
 	__u16 backends4;
 	__u16 backends6;
-	__u16 may_ask; /* is the source right, and allowed? Of queries that come by a wire */
-	__u32 group;
-	__u64 question_hash; /* set by route_query() */
-	__u64 draws;         /* how often a NAT port was drawn for */
+
+	__u64 draws; /* how often a NAT port was drawn for, of all packets */
 };
 
 struct {

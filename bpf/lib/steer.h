@@ -65,9 +65,7 @@ static __always_inline enum dns_reason route_query(void *data, void *data_end, c
 
 	if (!in_zone && !dead)
 		return DNS_REASON_passed_external;
-	load_name(data, data_end, pkt->dns_off + sizeof(struct dnshdr), scratch);
-	/* Before find_zone(), which gives the name its dots. */
-	scratch->question_hash = hash_question(scratch, config->question_seed);
+	load_question(data, data_end, pkt->dns_off + sizeof(struct dnshdr), scratch, config->question_seed);
 	if (in_zone && find_zone())
 		return DNS_REASON_steered;
 	if ((dead || needs_fallback(config, scope)) && find_fallback(scratch))
@@ -160,8 +158,8 @@ static __always_inline enum dns_reason decide_reply(void *data, void *data_end, 
 		return DNS_REASON_reply_malformed;
 	if (parse_question(data, data_end, pkt->dns_off + sizeof(*hdr), length - sizeof(*hdr), scratch) != DNS_OK)
 		return DNS_REASON_reply_malformed;
-	load_name(data, data_end, pkt->dns_off + sizeof(*hdr), scratch);
-	if (hash_question(scratch, config->question_seed) != flow->question_hash)
+	load_question(data, data_end, pkt->dns_off + sizeof(*hdr), scratch, config->question_seed);
+	if (scratch->question_hash != flow->question_hash)
 		return DNS_REASON_reply_question;
 
 	__builtin_memcpy(&to->src, flow->listener, sizeof(to->src));

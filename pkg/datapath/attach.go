@@ -26,7 +26,7 @@ const (
 	FromClient  = Program(dnsbpfProgDnsFromClient)  // ingress of an interface that clients are behind
 	FromBackend = Program(dnsbpfProgDnsFromBackend) // ingress of an interface that leads to an endpoint
 	// IngressFilter is XDP of an interface that other hosts ask on.
-	IngressFilter = Program(dnsbpfProgDnsGuard)
+	IngressFilter = Program(dnsbpfProgDnsFilter)
 )
 
 // Attachment is one program on one hook of one interface.
@@ -77,7 +77,7 @@ func (d *Datapath) program(name Program) (*ebpf.Program, error) {
 	case FromBackend:
 		return d.objects.DnsFromBackend, nil
 	case IngressFilter:
-		return d.objects.DnsGuard, nil
+		return d.objects.DnsFilter, nil
 	}
 	return nil, fmt.Errorf("no program %q in the object", name)
 }
@@ -412,7 +412,7 @@ func pinnedProgram(pin string) (program AttachedProgram, err error) {
 		return program, fmt.Errorf("pinned link %s: not a name that k2s-dnsbpf gives", pin)
 	}
 	hook := rest[last+1:]
-	if Program(name) != IngressFilter {
+	if hook != "xdp" {
 		hook = "tcx/" + hook
 	}
 	program = AttachedProgram{

@@ -105,6 +105,9 @@ func linksOf(program ebpf.ProgramID, ifindex int) (found []linked, err error) {
 // from the program's types.
 const kernelNameMax = 15
 
+// former are the names that programs had in earlier versions.
+var former = map[Program]string{IngressFilter: "dns_guard"}
+
 // isProgram reports whether a program is one of ours, of any version: by its name, and that it counts where ours do. Only
 // CAP_SYS_ADMIN may look at programs by their number; without it the error is os.ErrPermission.
 func isProgram(id ebpf.ProgramID, name Program) (bool, error) {
@@ -117,7 +120,7 @@ func isProgram(id ebpf.ProgramID, name Program) (bool, error) {
 	}
 	defer program.Close()
 	info, err := program.Info()
-	if err != nil || info.Name != string(name) && info.Name != string(name[:min(len(name), kernelNameMax)]) {
+	if err != nil || info.Name != string(name[:min(len(name), kernelNameMax)]) && info.Name != string(name) && info.Name != former[name] {
 		return false, nil //nolint:nilerr // as above
 	}
 	ids, _ := info.MapIDs()

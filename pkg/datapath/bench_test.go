@@ -67,8 +67,8 @@ func BenchmarkProgram(b *testing.B) {
 	// As while the daemon lives: its last sign of life is looked at for each external name.
 	alive := newHarness(b)
 	alive.beat(b, time.Hour)
-	guard := newGuardHarness(b)
-	worker, stranger, kubeSwitch := guardFamilies[0].client, guardFamilies[0].stranger, guardFamilies[0].listener
+	filter := newFilterHarness(b)
+	worker, stranger, kubeSwitch := filterFamilies[0].client, filterFamilies[0].stranger, filterFamilies[0].listener
 	otherService := netip.AddrPortFrom(kubeSwitch.Addr(), 8080)
 	for _, c := range []struct {
 		name    string
@@ -103,13 +103,13 @@ func BenchmarkProgram(b *testing.B) {
 		{"other/tcp", pktgen.TCP(worker, otherService, message)},
 		{"other/udp", pktgen.UDP(worker, otherService, message)},
 		{"allowed/ipv4", pktgen.UDP(worker, kubeSwitch, message)},
-		{"allowed/ipv6", pktgen.UDP(guardFamilies[1].client, guardFamilies[1].listener, message)},
+		{"allowed/ipv6", pktgen.UDP(filterFamilies[1].client, filterFamilies[1].listener, message)},
 		{"allowed/tcp", pktgen.SYN(worker, kubeSwitch)},
 		{"refused/source", pktgen.UDP(stranger, kubeSwitch, message)},
 		{"refused/message", pktgen.UDP(worker, kubeSwitch, put(message, 2, 0x81))},
 	} {
-		b.Run("guard/"+c.name, func(b *testing.B) {
-			report(b, floorOf(emptyXDP), guard.objects.DnsGuard, c.frame, benchRepeat, nil)
+		b.Run("filter/"+c.name, func(b *testing.B) {
+			report(b, floorOf(emptyXDP), filter.objects.DnsFilter, c.frame, benchRepeat, nil)
 		})
 	}
 	b.Run("reply", func(b *testing.B) {

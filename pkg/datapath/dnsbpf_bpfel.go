@@ -120,17 +120,16 @@ const (
 
 type dnsbpfDnsScratch struct {
 	_            structs.HostLayout
-	Name         [272]uint8
-	Starts       [128]uint8
+	MayAsk       uint32
 	Labels       uint32
 	NameLength   uint32
-	QtypeBe      uint16
+	QtypeBe      uint32
+	Starts       [128]uint8
+	Name         [272]uint8
+	QuestionHash uint64
+	Group        uint32
 	Backends4    uint16
 	Backends6    uint16
-	MayAsk       uint16
-	Group        uint32
-	_            [4]byte
-	QuestionHash uint64
 	Draws        uint64
 }
 
@@ -171,10 +170,10 @@ const (
 	dnsbpfMapDnsStats        = "dns_stats"
 	dnsbpfMapDnsTurns        = "dns_turns"
 	dnsbpfMapDnsZones        = "dns_zones"
+	dnsbpfProgDnsFilter      = "dns_filter"
 	dnsbpfProgDnsFromBackend = "dns_from_backend"
 	dnsbpfProgDnsFromClient  = "dns_from_client"
 	dnsbpfProgDnsFromHost    = "dns_from_host"
-	dnsbpfProgDnsGuard       = "dns_guard"
 	dnsbpfVarCfgDnsPort      = "cfg_dns_port"
 	dnsbpfVarCfgEdnsSizeMax  = "cfg_edns_size_max"
 	dnsbpfVarCfgQuerySizeMax = "cfg_query_size_max"
@@ -222,10 +221,10 @@ type dnsbpfSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type dnsbpfProgramSpecs struct {
+	DnsFilter      *ebpf.ProgramSpec `ebpf:"dns_filter"`
 	DnsFromBackend *ebpf.ProgramSpec `ebpf:"dns_from_backend"`
 	DnsFromClient  *ebpf.ProgramSpec `ebpf:"dns_from_client"`
 	DnsFromHost    *ebpf.ProgramSpec `ebpf:"dns_from_host"`
-	DnsGuard       *ebpf.ProgramSpec `ebpf:"dns_guard"`
 }
 
 // dnsbpfMapSpecs contains maps before they are loaded into the kernel.
@@ -313,18 +312,18 @@ type dnsbpfVariables struct {
 //
 // It can be passed to loadDnsbpfObjects or ebpf.CollectionSpec.LoadAndAssign.
 type dnsbpfPrograms struct {
+	DnsFilter      *ebpf.Program `ebpf:"dns_filter"`
 	DnsFromBackend *ebpf.Program `ebpf:"dns_from_backend"`
 	DnsFromClient  *ebpf.Program `ebpf:"dns_from_client"`
 	DnsFromHost    *ebpf.Program `ebpf:"dns_from_host"`
-	DnsGuard       *ebpf.Program `ebpf:"dns_guard"`
 }
 
 func (p *dnsbpfPrograms) Close() error {
 	return _DnsbpfClose(
+		p.DnsFilter,
 		p.DnsFromBackend,
 		p.DnsFromClient,
 		p.DnsFromHost,
-		p.DnsGuard,
 	)
 }
 

@@ -131,7 +131,7 @@ func TestShared(t *testing.T) {
 				}
 				h.forget(t, h.steerIn(t, FromHost, f, inside, ScopeShared, loIfindex))
 				for _, frame := range [][]byte{inside, outside, odd, stray} {
-					h.expectGuard(t, frame, notOurs)
+					h.expectFilter(t, frame, notOurs)
 				}
 			}
 		}

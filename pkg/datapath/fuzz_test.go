@@ -76,7 +76,7 @@ func referencePacket(frame []byte) (p packet, ok bool) {
 // frameSeeds are frames of each kind that the programs tell apart.
 func frameSeeds(tb testing.TB) (frames [][]byte) {
 	tb.Helper()
-	for _, f := range guardFamilies {
+	for _, f := range filterFamilies {
 		message := query(tb, inZone, withOPT(4096))
 		udp := func(options ...pktgen.Option) []byte { return pktgen.UDP(f.client, f.listener, message, options...) }
 		frames = append(
@@ -92,8 +92,8 @@ func frameSeeds(tb testing.TB) (frames [][]byte) {
 	return frames
 }
 
-func guardListeners() (listeners []netip.AddrPort) {
-	for _, f := range guardFamilies {
+func filterListeners() (listeners []netip.AddrPort) {
+	for _, f := range filterFamilies {
 		listeners = append(listeners, f.listener)
 	}
 	return listeners
@@ -103,13 +103,13 @@ func FuzzIngressFilter(f *testing.F) {
 	for _, frame := range frameSeeds(f) {
 		f.Add(frame)
 	}
-	h := newGuardHarness(f)
+	h := newFilterHarness(f)
 	f.Fuzz(func(t *testing.T, frame []byte) {
 		if len(frame) < pktgen.EthernetLength || len(frame) > longestFuzzed {
 			t.Skip("a test run takes no such frame")
 		}
 		h.countedSince(t)
-		h.expectGuard(t, frame, referenceGuard(frame, guardListeners(), guardPrefixes()))
+		h.expectFilter(t, frame, referenceFilter(frame, filterListeners(), filterPrefixes()))
 	})
 }
 
@@ -119,7 +119,7 @@ func FuzzHeaders(f *testing.F) {
 		f.Add(frame, false)
 		f.Add(frame, true)
 	}
-	h := newGuardHarness(f)
+	h := newFilterHarness(f)
 	f.Fuzz(func(t *testing.T, frame []byte, local bool) {
 		if len(frame) < pktgen.EthernetLength || len(frame) > longestFuzzed {
 			t.Skip("a test run takes no such frame")
@@ -142,8 +142,8 @@ func FuzzHeaders(f *testing.F) {
 		}
 		want := "pass"
 		p, ok := referencePacket(frame)
-		if ok && p.protocol == protocolUDP && p.ports && slices.Contains(guardListeners(), p.to) {
-			permitted := local || slices.ContainsFunc(guardPrefixes(), func(prefix netip.Prefix) bool { return prefix.Contains(p.source.Addr()) })
+		if ok && p.protocol == protocolUDP && p.ports && slices.Contains(filterListeners(), p.to) {
+			permitted := local || slices.ContainsFunc(filterPrefixes(), func(prefix netip.Prefix) bool { return prefix.Contains(p.source.Addr()) })
 			switch {
 			case !permitted:
 				want = "shot"
@@ -160,9 +160,9 @@ func FuzzHeaders(f *testing.F) {
 			}
 			return
 		}
-		fam := guardFamilies[0].family
+		fam := filterFamilies[0].family
 		if p.to.Addr().Is6() {
-			fam = guardFamilies[1].family
+			fam = filterFamilies[1].family
 		}
 		natPort := binary.BigEndian.Uint16(run.DataOut[p.transportAt:])
 		if err := h.objects.DnsFlows.Put(uint32(natPort-h.options.NATPorts.First), dnsbpfDnsFlow{}); err != nil {

@@ -235,7 +235,7 @@ func (d *Datapath) linkDir() string { return filepath.Join(d.options.PinDir, "li
 
 // identify notes by what the kernel knows the programs and maps.
 func (d *Datapath) identify() error {
-	for _, program := range []*ebpf.Program{d.objects.DnsFromHost, d.objects.DnsFromClient, d.objects.DnsFromBackend, d.objects.DnsGuard} {
+	for _, program := range []*ebpf.Program{d.objects.DnsFromHost, d.objects.DnsFromClient, d.objects.DnsFromBackend, d.objects.DnsFilter} {
 		info, err := program.Info()
 		if err != nil {
 			return fmt.Errorf("read program: %w", err)

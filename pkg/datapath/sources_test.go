@@ -16,10 +16,10 @@ func TestLocalOnly(t *testing.T) {
 	for _, scope := range []Scope{ScopeHost, ScopeTransparent} {
 		h.replaceScope(t, scope)
 		for i, f := range families {
-			for _, client := range []netip.AddrPort{f.client, f.listener, guardFamilies[i].client} {
+			for _, client := range []netip.AddrPort{f.client, f.listener, filterFamilies[i].client} {
 				f.client = client
 				h.expectIn(t, FromClient, f.query(message), scope, notOurs, nil)
-				h.expectGuard(t, f.query(message), notOurs)
+				h.expectFilter(t, f.query(message), notOurs)
 				h.forget(t, h.steerIn(t, FromHost, f, f.query(message), scope, loIfindex))
 			}
 		}

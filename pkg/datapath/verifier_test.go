@@ -29,7 +29,7 @@ func TestVerifierCost(t *testing.T) {
 	costs := make(map[string]verifierCost)
 	for name, program := range map[Program]*ebpf.Program{
 		FromHost: h.objects.DnsFromHost, FromClient: h.objects.DnsFromClient, FromBackend: h.objects.DnsFromBackend,
-		IngressFilter: h.objects.DnsGuard,
+		IngressFilter: h.objects.DnsFilter,
 	} {
 		info, err := program.Info()
 		if err != nil {
@@ -78,7 +78,7 @@ func TestProgramsOfObject(t *testing.T) {
 		t.Fatal(err)
 	}
 	got := slices.Sorted(maps.Keys(spec.Programs))
-	if want := []string{string(FromBackend), string(FromClient), string(FromHost), string(IngressFilter)}; !slices.Equal(got, want) {
+	if want := []string{string(IngressFilter), string(FromBackend), string(FromClient), string(FromHost)}; !slices.Equal(got, want) {
 		t.Errorf("programs %v, want %v", got, want)
 	}
 }

@@ -115,7 +115,7 @@ func TestVerify(t *testing.T) {
 		}
 		wantAttached(t, d, loIfindex, true, FromHost)
 		wantAttached(t, d, eth, false, FromBackend)
-		wantGuard(t, d, "eth0", "native")
+		wantFilter(t, d, "eth0", "native")
 		if now := listPins(t, pinDir); !slices.Equal(now, pins) {
 			t.Errorf("after %s: pins %q, want %q", name, now, pins)
 		}
@@ -210,7 +210,7 @@ func TestGhosts(t *testing.T) {
 		slices.Sort(names)
 		return names
 	}
-	all := []string{"dns_from_backend tcx/ingress eth0", "dns_from_host tcx/egress lo", string(IngressFilter) + " xdp eth0"}
+	all := []string{string(IngressFilter) + " xdp eth0", "dns_from_backend tcx/ingress eth0", "dns_from_host tcx/egress lo"}
 	if got := attached(); !slices.Equal(got, all) {
 		t.Fatalf("attached: %q", got)
 	}
@@ -219,7 +219,7 @@ func TestGhosts(t *testing.T) {
 		t.Errorf("after the next one: %q", got)
 	}
 	wantAttached(t, heir, loIfindex, true, FromHost)
-	wantGuard(t, heir, "eth0", "native")
+	wantFilter(t, heir, "eth0", "native")
 	remove(t, pinDir)
 	programs, err := Attached(netdev.XDPProgram)
 	if err := errors.Join(err, Detach(programs), Detach(programs)); err != nil {

@@ -156,7 +156,7 @@ func TestBridgesComeAndGo(t *testing.T) {
 		})
 	}
 	eventually(t, "all is well", func() error {
-		if d := h.dataplane(); !d.Healthy || !slices.Contains(d.programs("kubeswitch"), "dns_guard xdp/generic") {
+		if d := h.dataplane(); !d.Healthy || !slices.Contains(d.programs("kubeswitch"), "dns_filter xdp/generic") {
 			return fmt.Errorf("%q %v", d.Problems, d.programs("kubeswitch"))
 		}
 		return nil

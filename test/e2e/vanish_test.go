@@ -67,7 +67,7 @@ func TestKernelStateVanishes(t *testing.T) {
 				{h.detachLink("dns_from_host"), "dns_from_host on egress of lo"},
 				{h.detachLink("dns_from_backend"), "dns_from_backend on ingress of"},
 				{h.detachLink("dns_from_client"), "dns_from_client on ingress of kubeswitch"},
-				{h.detachLink("dns_guard"), "on xdp of kubeswitch"},
+				{h.detachLink("dns_filter"), "on xdp of kubeswitch"},
 				{"sysctl -qw net.ipv4.conf.lo.route_localnet=0", "route_localnet"},
 				{"sysctl -qw net.ipv4.conf.lo.accept_local=0", "accept_local"},
 				{"rm -r /sys/fs/bpf/k2s-dnsbpf/maps", "pins"},
@@ -190,7 +190,7 @@ func TestHookTaken(t *testing.T) {
 	}
 	defer other.Close()
 	// The daemon must not be faster.
-	sh(t, h.Host(), fmt.Sprintf("kill -STOP %d; %s", pid, h.detachLink("dns_guard")))
+	sh(t, h.Host(), fmt.Sprintf("kill -STOP %d; %s", pid, h.detachLink("dns_filter")))
 	var taken link.Link
 	err = h.Host().Do(func() error {
 		device, err := net.InterfaceByName("kubeswitch")

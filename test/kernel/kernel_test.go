@@ -280,11 +280,11 @@ func TestAttachDetach(t *testing.T) {
 		kind = "tcx"
 	}
 	want := []string{
+		"dns_filter xdp/generic kubeswitch",
 		"dns_from_backend " + kind + "/ingress cni0",
 		"dns_from_backend " + kind + "/ingress uplink", // of names outside, for the time that the daemon is dead
 		"dns_from_client " + kind + "/ingress kubeswitch",
 		"dns_from_host " + kind + "/egress lo",
-		"dns_guard xdp/generic kubeswitch",
 	}
 	attached := h.status()
 	if got := attached.hooks(); !attached.Healthy || !slices.Equal(got, want) {

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-#ifndef DNSBPF_GUARD_H
-#define DNSBPF_GUARD_H
+#ifndef DNSBPF_FILTER_H
+#define DNSBPF_FILTER_H
 
 #include <linux/tcp.h>
 

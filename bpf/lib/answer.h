@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-#ifndef DNSBPF_FAILURE_H
-#define DNSBPF_FAILURE_H
+#ifndef DNSBPF_ANSWER_H
+#define DNSBPF_ANSWER_H
 
 #include <linux/pkt_cls.h>
 
@@ -9,6 +9,8 @@
 #include "dns.h"
 #include "pkt.h"
 #include "rewrite_tc.h"
+
+/* Answers that are made of the query, in place. */
 
 /* The end of an OPT record: RDLENGTH, and the head of the first option where there is one (RFC 6891 section 6.1.2). */
 struct dns_opt_end {

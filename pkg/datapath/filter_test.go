@@ -19,13 +19,13 @@ import (
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/internal/sample"
 )
 
-// guardFamily is a worker that may ask at the KubeSwitch address, and somebody who may not.
-type guardFamily struct {
+// filterFamily is a worker that may ask at the KubeSwitch address, and somebody who may not.
+type filterFamily struct {
 	family
 	stranger netip.AddrPort
 }
 
-var guardFamilies = []guardFamily{
+var filterFamilies = []filterFamily{
 	{
 		family{
 			"IPv4", netip.MustParseAddrPort("172.19.1.100:40000"), netip.MustParseAddrPort("172.19.1.1:53"), backend4, nat4,
@@ -42,22 +42,22 @@ var guardFamilies = []guardFamily{
 	},
 }
 
-func guardPrefixes() []netip.Prefix {
+func filterPrefixes() []netip.Prefix {
 	return []netip.Prefix{netip.MustParsePrefix("172.19.1.0/24"), netip.MustParsePrefix("fd00:19::/64")}
 }
 
-// newGuardHarness has listeners on the KubeSwitch, and prefixes that may ask there.
-func newGuardHarness(tb testing.TB) *harness {
+// newFilterHarness has listeners on the KubeSwitch, and prefixes that may ask there.
+func newFilterHarness(tb testing.TB) *harness {
 	tb.Helper()
 	h := newHarness(tb)
 	var listeners []Listener
-	for _, f := range guardFamilies {
+	for _, f := range filterFamilies {
 		listeners = append(listeners, Listener{Address: f.listener, Scope: ScopeKubeSwitch})
 	}
 	if err := h.ReplaceListeners(listeners); err != nil {
 		tb.Fatal(err)
 	}
-	h.replaceAllowed(tb, guardPrefixes()...)
+	h.replaceAllowed(tb, filterPrefixes()...)
 	return h
 }
 
@@ -72,12 +72,12 @@ func (h *harness) replaceAllowed(tb testing.TB, prefixes ...netip.Prefix) {
 	}
 }
 
-// guard runs the guard, and returns its reason for dropping the frame, or notOurs. The frame must not be changed, and
+// filter runs the ingress filter, and returns its reason for dropping the frame, or notOurs. The frame must not be changed, and
 // be counted once if and only if it is dropped.
-func (h *harness) guard(tb testing.TB, frame []byte) (reason string) {
+func (h *harness) filter(tb testing.TB, frame []byte) (reason string) {
 	tb.Helper()
 	run := ebpf.RunOptions{Data: frame, DataOut: make([]byte, len(frame)+256)}
-	verdict, err := h.objects.DnsGuard.Run(&run)
+	verdict, err := h.objects.DnsFilter.Run(&run)
 	if err != nil {
 		tb.Fatalf("%s on %d octets: %v", IngressFilter, len(frame), err)
 	}
@@ -97,27 +97,27 @@ func (h *harness) guard(tb testing.TB, frame []byte) (reason string) {
 	return reason
 }
 
-func (h *harness) expectGuard(tb testing.TB, frame []byte, want string) {
+func (h *harness) expectFilter(tb testing.TB, frame []byte, want string) {
 	tb.Helper()
-	if got := h.guard(tb, frame); got != want {
+	if got := h.filter(tb, frame); got != want {
 		tb.Errorf("%s: reason %q, want %q\n%s", IngressFilter, got, want, pktgen.Dump(frame))
 	}
 }
 
 // What comes from inside and from outside.
-type guardCase struct {
+type filterCase struct {
 	name            string
 	frame           func(source netip.AddrPort) []byte
 	inside, outside string
 }
 
-func TestGuard(t *testing.T) {
-	h := newGuardHarness(t)
+func TestIngressFilter(t *testing.T) {
+	h := newFilterHarness(t)
 	message := query(t, inZone)
-	for _, f := range guardFamilies {
-		var cases []guardCase
+	for _, f := range filterFamilies {
+		var cases []filterCase
 		add := func(name, inside, outside string, frame func(source netip.AddrPort) []byte) {
-			cases = append(cases, guardCase{name, frame, inside, outside})
+			cases = append(cases, filterCase{name, frame, inside, outside})
 		}
 		udp := func(name, inside, outside string, payload []byte, options ...pktgen.Option) {
 			add(name, inside, outside, func(source netip.AddrPort) []byte { return pktgen.UDP(source, f.listener, payload, options...) })
@@ -222,21 +222,21 @@ func TestGuard(t *testing.T) {
 
 		for _, c := range cases {
 			t.Run(c.name+"/"+f.name, func(t *testing.T) {
-				h.expectGuard(t, c.frame(f.client), c.inside)
-				h.expectGuard(t, c.frame(f.stranger), c.outside)
+				h.expectFilter(t, c.frame(f.client), c.inside)
+				h.expectFilter(t, c.frame(f.stranger), c.outside)
 			})
 		}
 	}
 	arp := make([]byte, 42)
 	copy(arp[12:], []byte{0x08, 0x06, 0, 1, 8, 0, 6, 4, 0, 1})
 	for length := pktgen.EthernetLength; length <= len(arp); length++ {
-		h.expectGuard(t, arp[:length], notOurs)
+		h.expectFilter(t, arp[:length], notOurs)
 	}
 }
 
 // Without a prefix nobody may ask, and without a listener nobody is stopped.
-func TestGuardEmptyMaps(t *testing.T) {
-	h := newGuardHarness(t)
+func TestIngressFilterEmptyMaps(t *testing.T) {
+	h := newFilterHarness(t)
 	for _, without := range []string{"prefixes", "listeners"} {
 		want := "refused_source"
 		if without == "prefixes" {
@@ -246,20 +246,20 @@ func TestGuardEmptyMaps(t *testing.T) {
 		} else {
 			want = notOurs
 		}
-		for _, f := range guardFamilies {
+		for _, f := range filterFamilies {
 			for _, source := range []netip.AddrPort{f.client, f.stranger, netip.AddrPortFrom(f.listener.Addr(), 40000)} {
-				h.expectGuard(t, pktgen.UDP(source, f.listener, query(t, inZone)), want)
-				h.expectGuard(t, pktgen.SYN(source, f.listener), want)
+				h.expectFilter(t, pktgen.UDP(source, f.listener, query(t, inZone)), want)
+				h.expectFilter(t, pktgen.SYN(source, f.listener), want)
 			}
 		}
 	}
 }
 
 // Each prefix of a frame: from inside it goes on, from outside it stops as soon as the ports are there.
-func TestGuardTruncationSweep(t *testing.T) {
-	h := newGuardHarness(t)
+func TestIngressFilterTruncationSweep(t *testing.T) {
+	h := newFilterHarness(t)
 	count := 0
-	for _, f := range guardFamilies {
+	for _, f := range filterFamilies {
 		for _, message := range sweepMessages(t) {
 			for _, source := range []netip.AddrPort{f.client, f.stranger} {
 				for _, c := range []struct {
@@ -274,7 +274,7 @@ func TestGuardTruncationSweep(t *testing.T) {
 						if source == f.stranger && length >= c.readable {
 							want = "refused_source"
 						}
-						h.expectGuard(t, slices.Clone(c.frame[:length]), want)
+						h.expectFilter(t, slices.Clone(c.frame[:length]), want)
 						count++
 					}
 				}
@@ -284,8 +284,8 @@ func TestGuardTruncationSweep(t *testing.T) {
 	t.Logf("%d frames", count)
 }
 
-// referenceGuard says what the guard is to do with a frame, from the RFCs.
-func referenceGuard(frame []byte, listeners []netip.AddrPort, allowed []netip.Prefix) string {
+// referenceFilter says what the ingress filter is to do with a frame, from the RFCs.
+func referenceFilter(frame []byte, listeners []netip.AddrPort, allowed []netip.Prefix) string {
 	if len(frame) < pktgen.EthernetLength {
 		return notOurs
 	}
@@ -337,20 +337,20 @@ func referenceGuard(frame []byte, listeners []netip.AddrPort, allowed []netip.Pr
 	return notOurs
 }
 
-// Random frames, most of them broken in a header: the guard does as the reference says, and never stops what the next
-// program would steer. What that one does not see as DNS, the guard does not stop either, but for TCP.
-func TestGuardDifferential(t *testing.T) {
+// Random frames, most of them broken in a header: the ingress filter does as the reference says, and never stops what the next
+// program would steer. What that one does not see as DNS, the ingress filter does not stop either, but for TCP.
+func TestIngressFilterDifferential(t *testing.T) {
 	const runs = 20_000
 	random := sample.Random(t)
-	h := newGuardHarness(t)
+	h := newFilterHarness(t)
 	a := newAssembler(t, random)
 	var listeners []netip.AddrPort
-	for _, f := range guardFamilies {
+	for _, f := range filterFamilies {
 		listeners = append(listeners, f.listener)
 	}
 	reasons, clients := make(map[string]int), make(map[string]int)
 	for range runs {
-		f := guardFamilies[random.IntN(len(guardFamilies))]
+		f := filterFamilies[random.IntN(len(filterFamilies))]
 		source := []netip.AddrPort{f.client, f.stranger}[random.IntN(2)]
 		message := a.draw()
 		if random.IntN(4) == 0 {
@@ -375,10 +375,10 @@ func TestGuardDifferential(t *testing.T) {
 		if random.IntN(4) == 0 {
 			frame = frame[:pktgen.EthernetLength+random.IntN(len(frame)-pktgen.EthernetLength+1)]
 		}
-		want := referenceGuard(frame, listeners, guardPrefixes())
-		got := h.guard(t, frame)
+		want := referenceFilter(frame, listeners, filterPrefixes())
+		got := h.filter(t, frame)
 		if got != want {
-			t.Fatalf("guard: %q, reference: %q\n%s", got, want, pktgen.Dump(frame))
+			t.Fatalf("filter: %q, reference: %q\n%s", got, want, pktgen.Dump(frame))
 		}
 		reasons[got]++
 
@@ -408,10 +408,10 @@ func TestGuardDifferential(t *testing.T) {
 			got == "refused_source" && unreadable,
 			protocol == 17 && (got == "refused_source") != (reason == "refused_source"),
 			got != notOurs && reason == notOurs && protocol != 6:
-			t.Fatalf("guard: %q, %s: %q\n%s", got, FromClient, reason, pktgen.Dump(frame))
+			t.Fatalf("filter: %q, %s: %q\n%s", got, FromClient, reason, pktgen.Dump(frame))
 		}
 	}
-	t.Logf("guard: %v", reasons)
+	t.Logf("filter: %v", reasons)
 	t.Logf("%s: %v", FromClient, clients)
 	for _, reason := range []string{notOurs, "refused_source", "refused_message"} {
 		if reasons[reason] < runs/100 {
@@ -434,19 +434,19 @@ func mapped(prefix netip.Prefix) netip.Prefix {
 // expectAllowed runs a query of an address, over IPv4 or IPv6 as it is.
 func (h *harness) expectAllowed(tb testing.TB, address netip.Addr, message []byte, allowed bool) {
 	tb.Helper()
-	f := guardFamilies[0]
+	f := filterFamilies[0]
 	if address.Is6() {
-		f = guardFamilies[1]
+		f = filterFamilies[1]
 	}
 	want := notOurs
 	if !allowed {
 		want = "refused_source"
 	}
-	h.expectGuard(tb, pktgen.UDP(netip.AddrPortFrom(address, 40000), f.listener, message), want)
+	h.expectFilter(tb, pktgen.UDP(netip.AddrPortFrom(address, 40000), f.listener, message), want)
 }
 
 func TestAllowedPrefixes(t *testing.T) {
-	h := newGuardHarness(t)
+	h := newFilterHarness(t)
 	message := query(t, inZone)
 	for _, c := range []struct {
 		prefixes        string
@@ -493,7 +493,7 @@ func TestAllowedPrefixes(t *testing.T) {
 func TestRandomAllowedPrefixes(t *testing.T) {
 	const rounds, perRound = 100, 60
 	random := sample.Random(t)
-	h := newGuardHarness(t)
+	h := newFilterHarness(t)
 	message := query(t, inZone)
 	draw := func() netip.Addr {
 		// Few bits, so that prefixes overlap.
@@ -551,20 +551,20 @@ func TestRandomAllowedPrefixes(t *testing.T) {
 }
 
 // A reply that a server sends to the listener's port is a message from one that may ask, and still no query.
-func TestGuardReplyFromAllowed(t *testing.T) {
-	h := newGuardHarness(t)
-	for _, f := range guardFamilies {
+func TestIngressFilterReplyFromAllowed(t *testing.T) {
+	h := newFilterHarness(t)
+	for _, f := range filterFamilies {
 		reply := new(dns.Msg).SetReply(&dns.Msg{Question: []dns.Question{{Name: "example.com.", Qtype: dns.TypeA, Qclass: dns.ClassINET}}})
 		frame := pktgen.UDP(netip.AddrPortFrom(f.client.Addr(), 53), f.listener, pack(t, reply))
-		h.expectGuard(t, frame, "refused_message")
+		h.expectFilter(t, frame, "refused_message")
 	}
 }
 
-// A tag of VLAN 0 has but a priority: the stack ignores it, and so does the guard. Other VLANs have interfaces of their own.
-func TestGuardVLAN(t *testing.T) {
-	h := newGuardHarness(t)
+// A tag of VLAN 0 has but a priority: the stack ignores it, and so does the ingress filter. Other VLANs have interfaces of their own.
+func TestIngressFilterVLAN(t *testing.T) {
+	h := newFilterHarness(t)
 	message := query(t, inZone)
-	for _, f := range guardFamilies {
+	for _, f := range filterFamilies {
 		for name, frame := range map[string]func(source netip.AddrPort) []byte{
 			"UDP": func(source netip.AddrPort) []byte { return pktgen.UDP(source, f.listener, message) },
 			"TCP": func(source netip.AddrPort) []byte { return pktgen.SYN(source, f.listener) },
@@ -583,22 +583,22 @@ func TestGuardVLAN(t *testing.T) {
 				{"VLAN 4095", []byte{0x88, 0xa8, 0x0f, 0xff}, notOurs},
 			} {
 				t.Run(f.name+"/"+name+"/"+tag.name, func(t *testing.T) {
-					h.expectGuard(t, slices.Insert(frame(f.client), 12, tag.octets...), notOurs)
-					h.expectGuard(t, slices.Insert(frame(f.stranger), 12, tag.octets...), tag.outside)
+					h.expectFilter(t, slices.Insert(frame(f.client), 12, tag.octets...), notOurs)
+					h.expectFilter(t, slices.Insert(frame(f.stranger), 12, tag.octets...), tag.outside)
 				})
 			}
 		}
 		reply := slices.Insert(pktgen.UDP(f.client, f.listener, put(message, 2, 0x81)), 12, 0x81, 0, 0xa0, 0)
-		h.expectGuard(t, reply, "refused_message")
-		h.expectGuard(t, reply[:17], notOurs)
-		h.expectGuard(t, reply[:18], notOurs)
+		h.expectFilter(t, reply, "refused_message")
+		h.expectFilter(t, reply[:17], notOurs)
+		h.expectFilter(t, reply[:18], notOurs)
 	}
 }
 
 // An IPv4 address in IPv6's form is nobody's on a wire (RFC 4291 section 2.5.5.2), whatever IPv4 addresses may ask and be
 // asked. The stack drops such a packet.
-func TestGuardMappedAddresses(t *testing.T) {
-	h := newGuardHarness(t)
+func TestIngressFilterMappedAddresses(t *testing.T) {
+	h := newFilterHarness(t)
 	for _, c := range []struct{ source, destination, want string }{
 		{"::ffff:172.19.1.100", "fd00:19::1", notOurs},
 		{"fd00:19::100", "::ffff:172.19.1.1", notOurs},
@@ -607,13 +607,13 @@ func TestGuardMappedAddresses(t *testing.T) {
 		{"::ffff:0:172.19.1.100", "fd00:19::1", "refused_source"},
 		{"64:ff9b::172.19.1.100", "fd00:19::1", "refused_source"},
 	} {
-		frame := pktgen.UDP(guardFamilies[1].client, guardFamilies[1].listener, query(t, inZone))
+		frame := pktgen.UDP(filterFamilies[1].client, filterFamilies[1].listener, query(t, inZone))
 		for i, address := range []string{c.source, c.destination} {
 			octets := netip.MustParseAddr(address).As16()
 			copy(frame[pktgen.EthernetLength+8+16*i:], octets[:])
 		}
 		frame = pktgen.RefreshChecksums(frame)
-		h.expectGuard(t, frame, c.want)
+		h.expectFilter(t, frame, c.want)
 		for _, program := range queryPrograms {
 			want := c.want
 			if program == FromHost && want != notOurs {

@@ -45,28 +45,28 @@ func programID(t *testing.T, program *ebpf.Program) ebpf.ProgramID {
 	return id
 }
 
-// wantGuard requires the datapath's guard on an interface, in a mode; an empty mode is for no program at all.
-func wantGuard(t *testing.T, d *Datapath, name, mode string) {
+// wantFilter requires the datapath's filter on an interface, in a mode; an empty mode is for no program at all.
+func wantFilter(t *testing.T, d *Datapath, name, mode string) {
 	t.Helper()
 	var want ebpf.ProgramID
 	if mode != "" {
-		want = programID(t, d.objects.DnsGuard)
+		want = programID(t, d.objects.DnsFilter)
 	}
 	if id, got := xdpOf(t, name); id != want || got != mode {
 		t.Errorf("%s: XDP program %d, mode %q; want %d, %q", name, id, got, want, mode)
 	}
 }
 
-func tryGuard(t *testing.T, d *Datapath, name string, ifindex int) Attachment {
+func tryFilter(t *testing.T, d *Datapath, name string, ifindex int) Attachment {
 	t.Helper()
-	guard, err := d.TryIngressFilter(name, ifindex)
+	filter, err := d.TryIngressFilter(name, ifindex)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if want := (Attachment{IngressFilter, name, ifindex, false}); guard != want {
-		t.Errorf("attached %+v, want %+v", guard, want)
+	if want := (Attachment{IngressFilter, name, ifindex, false}); filter != want {
+		t.Errorf("attached %+v, want %+v", filter, want)
 	}
-	return guard
+	return filter
 }
 
 // foreignXDP is another owner's program.
@@ -83,7 +83,7 @@ func foreignXDP(t *testing.T) *ebpf.Program {
 }
 
 // A veth takes no program of its driver's hook while its peer may send more than a page.
-func TestGuardOnJumboFrames(t *testing.T) {
+func TestIngressFilterOnJumboFrames(t *testing.T) {
 	pinDir := newNamespace(t)
 	ifindex := addInterface(t, "eth0")
 	for _, end := range []string{"eth0", "peer-eth0"} {
@@ -96,22 +96,22 @@ func TestGuardOnJumboFrames(t *testing.T) {
 		}
 	}
 	d := load(t, Options{PinDir: pinDir})
-	tryGuard(t, d, "eth0", ifindex)
-	wantGuard(t, d, "eth0", "generic")
+	tryFilter(t, d, "eth0", ifindex)
+	wantFilter(t, d, "eth0", "generic")
 }
 
-func TestGuardAttach(t *testing.T) {
+func TestIngressFilterAttach(t *testing.T) {
 	pinDir := newNamespace(t)
 	veth := addInterface(t, "eth0.7")
 	bridge, _ := addBridge(t, "br0", "port0")
 	d := load(t, Options{PinDir: pinDir})
-	onVeth := tryGuard(t, d, "eth0.7", veth)
-	wantGuard(t, d, "eth0.7", "native")
-	onBridge := tryGuard(t, d, "br0", bridge)
-	wantGuard(t, d, "br0", "generic")
+	onVeth := tryFilter(t, d, "eth0.7", veth)
+	wantFilter(t, d, "eth0.7", "native")
+	onBridge := tryFilter(t, d, "br0", bridge)
+	wantFilter(t, d, "br0", "generic")
 
 	links := pinnedLinks(t, pinDir)
-	if got := slices.Sorted(maps.Keys(links)); !slices.Equal(got, []string{"dns_guard-br0-xdp", "dns_guard-eth0:7-xdp"}) {
+	if got := slices.Sorted(maps.Keys(links)); !slices.Equal(got, []string{"dns_filter-br0-xdp", "dns_filter-eth0:7-xdp"}) {
 		t.Errorf("pinned links %q", got)
 	}
 	programs, err := PinnedPrograms(pinDir)
@@ -119,17 +119,17 @@ func TestGuardAttach(t *testing.T) {
 		t.Fatal(err)
 	}
 	for i, want := range []AttachedProgram{
-		{Name: "dns_guard", Attach: "xdp", Ifindex: bridge, Interface: "br0"},
-		{Name: "dns_guard", Attach: "xdp", Ifindex: veth, Interface: "eth0.7"},
+		{Name: "dns_filter", Attach: "xdp", Ifindex: bridge, Interface: "br0"},
+		{Name: "dns_filter", Attach: "xdp", Ifindex: veth, Interface: "eth0.7"},
 	} {
-		want.KernelID, want.pin = uint32(programID(t, d.objects.DnsGuard)), programs[i].pin
+		want.KernelID, want.pin = uint32(programID(t, d.objects.DnsFilter)), programs[i].pin
 		if programs[i] != want {
 			t.Errorf("pinned program %+v, want %+v", programs[i], want)
 		}
 	}
 
 	// The same again changes nothing.
-	tryGuard(t, d, "eth0.7", veth)
+	tryFilter(t, d, "eth0.7", veth)
 	replaceAttachments(t, d, onVeth, onBridge)
 	if again := pinnedLinks(t, pinDir); !maps.Equal(again, links) {
 		t.Errorf("links %v, before they were %v", again, links)
@@ -137,11 +137,11 @@ func TestGuardAttach(t *testing.T) {
 
 	// Another process, with programs of its own: the links stay and get them.
 	next := load(t, Options{PinDir: pinDir})
-	tryGuard(t, next, "eth0.7", veth)
-	wantGuard(t, next, "eth0.7", "native")
-	wantGuard(t, d, "br0", "generic") // not yet
-	tryGuard(t, next, "br0", bridge)
-	wantGuard(t, next, "br0", "generic")
+	tryFilter(t, next, "eth0.7", veth)
+	wantFilter(t, next, "eth0.7", "native")
+	wantFilter(t, d, "br0", "generic") // not yet
+	tryFilter(t, next, "br0", bridge)
+	wantFilter(t, next, "br0", "generic")
 	if again := pinnedLinks(t, pinDir); !maps.Equal(again, links) {
 		t.Errorf("links %v, before they were %v", again, links)
 	}
@@ -153,28 +153,28 @@ func TestGuardAttach(t *testing.T) {
 	fromClient, fromBackend := Attachment{FromClient, "eth0.7", veth, false}, Attachment{FromBackend, "eth0.7", veth, false}
 	replaceAttachments(t, next, fromBackend, fromClient, onVeth)
 	wantAttached(t, next, veth, false, FromClient, FromBackend)
-	wantGuard(t, next, "eth0.7", "native")
-	wantGuard(t, next, "br0", "")
+	wantFilter(t, next, "eth0.7", "native")
+	wantFilter(t, next, "br0", "")
 	// It stops queries, so it goes with those who take them.
 	if err := next.DetachQueries(); err != nil {
 		t.Fatal(err)
 	}
 	wantAttached(t, next, veth, false, FromBackend)
-	wantGuard(t, next, "eth0.7", "")
+	wantFilter(t, next, "eth0.7", "")
 
-	tryGuard(t, next, "eth0.7", veth)
-	tryGuard(t, next, "br0", bridge)
+	tryFilter(t, next, "eth0.7", veth)
+	tryFilter(t, next, "br0", bridge)
 	links = pinnedLinks(t, pinDir)
 	if err := Remove(pinDir); err != nil {
 		t.Fatal(err)
 	}
-	wantGuard(t, next, "eth0.7", "")
-	wantGuard(t, next, "br0", "")
+	wantFilter(t, next, "eth0.7", "")
+	wantFilter(t, next, "br0", "")
 	wantLinksGone(t, links)
 }
 
 // An interface takes one XDP program. One that is there stays, whoever attached it, and however.
-func TestGuardBesideOthers(t *testing.T) {
+func TestIngressFilterBesideOthers(t *testing.T) {
 	pinDir := newNamespace(t)
 	d := load(t, Options{PinDir: pinDir})
 	foreign := foreignXDP(t)
@@ -230,12 +230,12 @@ func TestGuardBesideOthers(t *testing.T) {
 }
 
 // As for the other programs: an interface that is made anew gets a new link, and one that is gone an error.
-func TestGuardRecreatedInterface(t *testing.T) {
+func TestIngressFilterRecreatedInterface(t *testing.T) {
 	pinDir := newNamespace(t)
 	d := load(t, Options{PinDir: pinDir})
 	for _, sameIndex := range []bool{false, true} {
 		index := addInterface(t, "eth0")
-		tryGuard(t, d, "eth0", index)
+		tryFilter(t, d, "eth0", index)
 		links := pinnedLinks(t, pinDir)
 		deleteInterface(t, "eth0")
 		at := 0
@@ -243,8 +243,8 @@ func TestGuardRecreatedInterface(t *testing.T) {
 			at = index
 		}
 		again := addInterfaceAt(t, "eth0", at)
-		tryGuard(t, d, "eth0", again)
-		wantGuard(t, d, "eth0", "native")
+		tryFilter(t, d, "eth0", again)
+		wantFilter(t, d, "eth0", "native")
 		wantLinksGone(t, links)
 		deleteInterface(t, "eth0")
 		if _, err := d.TryIngressFilter("eth0", again); !errors.Is(err, unix.EINVAL) && !errors.Is(err, unix.ENODEV) {
@@ -256,18 +256,18 @@ func TestGuardRecreatedInterface(t *testing.T) {
 	}
 }
 
-// Filters of traffic control are another matter: the guard is a link there too.
-func TestGuardWithTrafficControl(t *testing.T) {
+// Filters of traffic control are another matter: the ingress filter is a link there too.
+func TestIngressFilterWithTrafficControl(t *testing.T) {
 	pinDir := newNamespace(t)
 	eth := addInterface(t, "eth0")
 	control := &filters{}
 	d := load(t, Options{PinDir: pinDir, TrafficControl: control, ForceTrafficControl: true})
-	guard := tryGuard(t, d, "eth0", eth)
-	replaceAttachments(t, d, guard)
-	wantGuard(t, d, "eth0", "native")
+	filter := tryFilter(t, d, "eth0", eth)
+	replaceAttachments(t, d, filter)
+	wantFilter(t, d, "eth0", "native")
 	if len(control.calls) != 0 {
 		t.Errorf("calls %q", control.calls)
 	}
 	replaceAttachments(t, d)
-	wantGuard(t, d, "eth0", "")
+	wantFilter(t, d, "eth0", "")
 }

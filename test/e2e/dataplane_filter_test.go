@@ -25,7 +25,7 @@ import (
 const strayed = "10.77.0.5"
 
 // straySubnet gives the worker an address outside the default prefixes that host0 has a route to, so that only the
-// guard keeps its queries from being answered.
+// filter keeps its queries from being answered.
 func (h *host) straySubnet() {
 	h.t.Helper()
 	sh(h.t, h.Worker(), "ip address add "+strayed+"/32 dev eth0")
@@ -106,11 +106,11 @@ func (h *host) echo(address string) {
 	}()
 }
 
-func TestGuard(t *testing.T) {
+func TestIngressFilter(t *testing.T) {
 	h := raise(t, lab.Options{})
 	h.straySubnet()
 	h.attach()
-	if got := h.dataplane().programs("kubeswitch"); !slices.Equal(got, []string{"dns_from_client tcx/ingress", "dns_guard xdp/generic"}) {
+	if got := h.dataplane().programs("kubeswitch"); !slices.Equal(got, []string{"dns_filter xdp/generic", "dns_from_client tcx/ingress"}) {
 		t.Errorf("programs on the KubeSwitch bridge: %v", got)
 	}
 
@@ -147,7 +147,7 @@ func TestGuard(t *testing.T) {
 		}
 		after := h.dataplane()
 		if s, r := after.rose(before, "kubeswitch", "steered"), after.rose(before, "kubeswitch", "replied"); s != rounds || r != rounds {
-			t.Errorf("steered %d, replied %d, want %d beside the guard on the same interface", s, r, rounds)
+			t.Errorf("steered %d, replied %d, want %d beside the ingress filter on the same interface", s, r, rounds)
 		}
 	})
 
@@ -216,9 +216,9 @@ func TestGuard(t *testing.T) {
 	})
 }
 
-// TestGuardServiceAddress: the guard is about the KubeSwitch address. With --pods the cluster's DNS address is one more
+// TestIngressFilterServiceAddress: the ingress filter is about the KubeSwitch address. With --pods the cluster's DNS address is one more
 // that is intercepted, and a pod of a worker, whose address is in no subnet of the interface, asks it through this host.
-func TestGuardServiceAddress(t *testing.T) {
+func TestIngressFilterServiceAddress(t *testing.T) {
 	t.Parallel()
 	// With the setting off, the rules see a packet only after our programs, as they do on an interface that is no bridge.
 	for _, bridged := range []string{"0", "1"} {
@@ -240,7 +240,7 @@ func TestGuardServiceAddress(t *testing.T) {
 	}
 }
 
-func TestGuardAllow(t *testing.T) {
+func TestIngressFilterAllow(t *testing.T) {
 	h := raise(t, lab.Options{})
 	h.straySubnet()
 	h.attach(endpoints, ranges, []string{"--allow", "10.77.0.0/24"})
@@ -271,7 +271,7 @@ func TestGuardAllow(t *testing.T) {
 	})
 }
 
-func TestGuardIPv6(t *testing.T) {
+func TestIngressFilterIPv6(t *testing.T) {
 	h := raise(t, lab.Options{})
 	sh(t, h.Worker(), "ip address add fd00:77::5/128 dev eth0")
 	sh(t, h.Host(), "ip route add fd00:77::/64 via "+lab.Worker6+" dev kubeswitch")
@@ -294,8 +294,8 @@ func TestGuardIPv6(t *testing.T) {
 	}
 }
 
-// TestGuardNative puts the KubeSwitch address on a veth, whose driver runs XDP by itself.
-func TestGuardNative(t *testing.T) {
+// TestIngressFilterNative puts the KubeSwitch address on a veth, whose driver runs XDP by itself.
+func TestIngressFilterNative(t *testing.T) {
 	h := raise(t, lab.Options{})
 	far, err := h.AddNode("worker1", "172.19.7.2", "fd00:19:7::2")
 	if err != nil {
@@ -306,7 +306,7 @@ func TestGuardNative(t *testing.T) {
 	sh(t, far, "ip address add 172.19.7.2/24 dev eth0; ip address add "+strayed+"/32 dev eth0; ip route add default via 172.19.7.1")
 	sh(t, h.Host(), "ip route add 10.77.0.0/24 via 172.19.7.2")
 	h.attach(endpoints, ranges, []string{"--kubeswitch-address", "172.19.7.1"})
-	if got := h.dataplane().programs("vswitch"); !slices.Equal(got, []string{"dns_from_client tcx/ingress", "dns_guard xdp/native"}) {
+	if got := h.dataplane().programs("vswitch"); !slices.Equal(got, []string{"dns_filter xdp/native", "dns_from_client tcx/ingress"}) {
 		t.Errorf("programs on the veth: %v", got)
 	}
 	server := netip.MustParseAddrPort("172.19.7.1:53")
@@ -335,8 +335,8 @@ func TestGuardNative(t *testing.T) {
 	}
 }
 
-// TestGuardBesideXDP: an interface takes one XDP program. Where another is, the source is checked nevertheless.
-func TestGuardBesideXDP(t *testing.T) {
+// TestIngressFilterBesideXDP: an interface takes one XDP program. Where another is, the source is checked nevertheless.
+func TestIngressFilterBesideXDP(t *testing.T) {
 	h := raise(t, lab.Options{})
 	h.straySubnet()
 	counter := newCounter(t, ebpf.XDP, 2) // XDP_PASS
@@ -355,7 +355,7 @@ func TestGuardBesideXDP(t *testing.T) {
 	h.attach()
 	now := h.dataplane()
 	if len(now.Problems) != 1 || !strings.Contains(now.Problems[0], "kubeswitch") || !strings.Contains(now.Problems[0], "XDP") {
-		t.Errorf("status does not say that the guard is missing: %q", now.Problems)
+		t.Errorf("status does not say that the ingress filter is missing: %q", now.Problems)
 	}
 	if got := now.programs("kubeswitch"); !slices.Equal(got, []string{"dns_from_client tcx/ingress"}) {
 		t.Errorf("programs: %v", got)
