@@ -71,10 +71,12 @@ func (d *Daemon) plan(s attachment) (plan.Desired, error) {
 	return plan.Make(plan.Input{Settings: s.config, Facts: facts, Snapshot: s.snapshot, Health: d.health.view()})
 }
 
-// enter makes the plan of a state true. After an error the state before counts on, and what is true is between the two.
+// enter makes the plan of a state true. After an error the state before counts on, and what is true is between the two until a
+// replan, which the loop soon does.
 func (d *Daemon) enter(next attachment) error {
 	desired, err := d.plan(next)
 	if err != nil {
+		d.between = true
 		return err
 	}
 	return d.realize(next, desired)
@@ -83,9 +85,11 @@ func (d *Daemon) enter(next attachment) error {
 // realize is enter with a plan that is made already.
 func (d *Daemon) realize(next attachment, desired plan.Desired) error {
 	next.desired = desired
+	d.between = true
 	if err := d.apply(&next); err != nil {
 		return err
 	}
+	d.between = false
 	d.logChanges(d.now.desired, desired)
 	d.now = next
 	d.publish()
@@ -151,21 +155,23 @@ func (d *Daemon) update(next attachment) { d.settle(d.enter(next)) }
 // settle tells what came of entering a state.
 func (d *Daemon) settle(err error) {
 	if err != nil {
-		d.log.Error("a change is not in effect, the old state stays", zap.Error(err))
+		if err.Error() != d.now.problems[plan.ProblemUpdate] { // it is tried again and again
+			d.log.Error("a change is not in effect, the old state stays", zap.Error(err))
+		}
 		d.note(plan.ProblemUpdate, err.Error())
 		return
 	}
 	d.note(plan.ProblemUpdate, "")
 }
 
-// replan looks at the host again, and does something only if what shall be true has changed: a busy host changes its
-// routes often, those to the endpoints seldom.
+// replan looks at the host again, and does something only if what shall be true has changed, or may not be true: a busy
+// host changes its routes often, those to the endpoints seldom.
 func (d *Daemon) replan() {
 	desired, err := d.plan(d.now)
 	switch {
 	case err != nil:
 		d.settle(err)
-	case !reflect.DeepEqual(desired, d.now.desired):
+	case d.between || !reflect.DeepEqual(desired, d.now.desired):
 		d.settle(d.realize(d.now.clone(), desired))
 	}
 }

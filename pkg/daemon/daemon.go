@@ -76,6 +76,7 @@ type Daemon struct {
 
 	// For the goroutine of Run alone.
 	now       attachment
+	between   bool      // what is true may not be what now says: a change has failed half-way
 	unclaimed time.Time // since when nobody has taken the port of a KubeSwitch address that came
 }
 
@@ -284,6 +285,9 @@ func (d *Daemon) serve(ctx context.Context) error {
 				return nil
 			}
 		case now := <-beat.C:
+			if d.between {
+				d.replan()
+			}
 			d.keep(now)
 			d.beat()
 			d.followResolver()
@@ -322,7 +326,6 @@ func (d *Daemon) follow(ctx context.Context, snapshot cluster.Snapshot) {
 		d.log.Warn("endpoints can't be confirmed, the last good ones stay", zap.String("reason", snapshot.Reason))
 	}
 	d.greet(ctx, snapshot)
-	next := d.now.clone()
-	next.snapshot = snapshot
-	d.update(next)
+	d.now.snapshot = snapshot // also if it can't be put into effect now: nobody sends it a second time
+	d.update(d.now.clone())
 }

@@ -158,7 +158,7 @@ func (d *Datapath) sweepPins(keep map[string]bool) error {
 			continue
 		}
 		pin := filepath.Join(d.linkDir(), entry.Name())
-		if held[pinnedID(pin)] {
+		if id, err := pinnedID(pin); err == nil && held[id] {
 			errs = append(errs, os.Remove(pin))
 		} else if err := unpinLink(pin); err != nil {
 			errs = append(errs, fmt.Errorf("detach %s: %w", entry.Name(), err))
@@ -168,13 +168,13 @@ func (d *Datapath) sweepPins(keep map[string]bool) error {
 }
 
 // pinnedID is linkID of a pinned one.
-func pinnedID(pin string) link.ID {
+func pinnedID(pin string) (link.ID, error) {
 	l, err := link.LoadPinnedLink(pin, nil)
 	if err != nil {
-		return 0
+		return 0, fmt.Errorf("open pinned link: %w", err)
 	}
 	defer l.Close()
-	return linkID(l)
+	return linkID(l), nil
 }
 
 // attach remembers what is missing after an error: nothing else may be left of it.

@@ -3,6 +3,7 @@
 package datapath
 
 import (
+	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -41,7 +42,7 @@ func listenerKey(address netip.AddrPort) dnsbpfDnsListenerKey {
 }
 
 // ReplaceListeners makes the given addresses the intercepted ones. New ones are added before old ones go.
-func (d *Datapath) ReplaceListeners(listeners []Listener) error {
+func (d *Datapath) ReplaceListeners(listeners []Listener) (err error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 
@@ -49,6 +50,9 @@ func (d *Datapath) ReplaceListeners(listeners []Listener) error {
 		return nil
 	}
 	d.written.listeners = nil
+	defer func() {
+		err = errors.Join(err, remember[dnsbpfDnsListenerKey, dnsbpfDnsListener](d, d.objects.DnsListeners))
+	}()
 	keep := make(map[dnsbpfDnsListenerKey]bool, len(listeners))
 	for _, listener := range listeners {
 		key := listenerKey(listener.Address)
@@ -62,5 +66,5 @@ func (d *Datapath) ReplaceListeners(listeners []Listener) error {
 		return err
 	}
 	d.written.listeners = slices.Clone(listeners)
-	return remember[dnsbpfDnsListenerKey, dnsbpfDnsListener](d, d.objects.DnsListeners)
+	return nil
 }

@@ -39,7 +39,7 @@ func (s Source) entry() (key dnsbpfDnsPrefix, value dnsbpfDnsSource) {
 
 // ReplaceSources makes the given sources the known ones, each prefix once. From others nobody may ask at the KubeSwitch
 // address, and everybody at those that pods ask. New ones are added before old ones go, narrow ones before wide ones.
-func (d *Datapath) ReplaceSources(sources []Source) error {
+func (d *Datapath) ReplaceSources(sources []Source) (err error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 
@@ -48,6 +48,7 @@ func (d *Datapath) ReplaceSources(sources []Source) error {
 	}
 	given := slices.Clone(sources)
 	d.written.sources = nil
+	defer func() { err = errors.Join(err, remember[dnsbpfDnsPrefix, dnsbpfDnsSource](d, d.objects.DnsSources)) }()
 	sources = slices.Clone(sources)
 	slices.SortFunc(sources, func(a, b Source) int { return b.Prefix.Bits() - a.Prefix.Bits() })
 	keep := make(map[dnsbpfDnsPrefix]bool, len(sources))
@@ -62,17 +63,14 @@ func (d *Datapath) ReplaceSources(sources []Source) error {
 		return err
 	}
 	d.written.sources = given
-	return remember[dnsbpfDnsPrefix, dnsbpfDnsSource](d, d.objects.DnsSources)
+	return nil
 }
 
 // AddReplyVia says for which interfaces replies leave through another one, by index: for a bridge's port the bridge.
 func (d *Datapath) AddReplyVia(via map[uint32]uint32) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if err := d.addReplyVia(via); err != nil {
-		return err
-	}
-	return remember[uint32, uint32](d, d.objects.DnsReplyVia)
+	return errors.Join(d.addReplyVia(via), remember[uint32, uint32](d, d.objects.DnsReplyVia))
 }
 
 func (d *Datapath) addReplyVia(via map[uint32]uint32) error {
@@ -88,10 +86,10 @@ func (d *Datapath) addReplyVia(via map[uint32]uint32) error {
 func (d *Datapath) ReplaceReplyVia(via map[uint32]uint32) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if err := d.addReplyVia(via); err != nil {
-		return err
+	err := d.addReplyVia(via)
+	if err == nil {
+		err = deleteUnless(d.objects.DnsReplyVia, func(ifindex uint32) bool { _, keep := via[ifindex]; return keep })
 	}
-	err := deleteUnless(d.objects.DnsReplyVia, func(ifindex uint32) bool { _, keep := via[ifindex]; return keep })
 	return errors.Join(err, remember[uint32, uint32](d, d.objects.DnsReplyVia))
 }
 

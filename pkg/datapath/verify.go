@@ -6,16 +6,16 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"os"
 	"path/filepath"
 	"slices"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
+	"golang.org/x/sys/unix"
 )
 
 // Verify looks whether what was put into the kernel is still there, and says what is not, each in a few words. It takes
-// three system calls for each attachment and map, and two for each element of a map. Heal puts it back.
+// some ten system calls for each attachment and map, and two for each element of a map. Heal puts it back.
 func (d *Datapath) Verify() (wrong []string) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -63,13 +63,13 @@ func (d *Datapath) lostHooks() (lost []string) {
 
 func (d *Datapath) lostPins() (lost []string) {
 	count := 0
-	for path := range d.pins() {
-		if _, err := os.Lstat(path); errors.Is(err, os.ErrNotExist) {
+	for path, object := range d.pins() {
+		if !isPin(path, object) {
 			count++
 		}
 	}
 	if count > 0 {
-		lost = append(lost, fmt.Sprintf("%d pins below %s are gone", count, d.options.PinDir))
+		lost = append(lost, fmt.Sprintf("%d pins below %s are gone, or of something else", count, d.options.PinDir))
 	}
 	return lost
 }
@@ -78,6 +78,40 @@ func (d *Datapath) lostPins() (lost []string) {
 type pinned interface {
 	Pin(path string) error
 	Unpin() error
+}
+
+// isPin reports whether a path is the pin of an object, or that can't be told just now.
+func isPin(path string, object pinned) bool {
+	var now, wanted uint32
+	var err error
+	if m, ok := object.(*ebpf.Map); ok {
+		wanted, _ = mapID(m)
+		now, err = pinnedMapID(path)
+	} else if l, ok := object.(link.Link); ok {
+		var id link.ID
+		wanted = uint32(linkID(l))
+		id, err = pinnedID(path)
+		now = uint32(id)
+	}
+	return now == wanted || errors.Is(err, unix.EMFILE) || errors.Is(err, unix.ENFILE) || errors.Is(err, unix.ENOMEM)
+}
+
+func pinnedMapID(path string) (uint32, error) {
+	m, err := ebpf.LoadPinnedMap(path, nil)
+	if err != nil {
+		return 0, fmt.Errorf("open pinned map: %w", err)
+	}
+	defer m.Close()
+	return mapID(m)
+}
+
+func mapID(m *ebpf.Map) (uint32, error) {
+	info, err := m.Info()
+	if err != nil {
+		return 0, fmt.Errorf("read map: %w", err)
+	}
+	id, _ := info.ID()
+	return uint32(id), nil
 }
 
 // pins are all that there should be, by path.
@@ -123,10 +157,10 @@ func (d *Datapath) repin() error {
 	}
 	var errs []error
 	for path, object := range d.pins() {
-		if _, err := os.Lstat(path); !errors.Is(err, os.ErrNotExist) {
+		if isPin(path, object) {
 			continue
 		}
-		// It believes to be pinned.
+		// It believes to be pinned; what has its place goes.
 		errs = append(errs, object.Unpin(), object.Pin(path))
 	}
 	return errors.Join(errs...)
@@ -138,8 +172,10 @@ type content interface {
 	restore() error
 }
 
-// remember notes what is in a map now: what it should hold until it is written again. The caller holds mu.
+// remember notes what is in a map now: what it should hold until it is written again. It is done after a write that failed, too:
+// what that has left is not the work of others. The caller holds mu.
 func remember[K, V comparable](d *Datapath, m *ebpf.Map) error {
+	delete(d.contents, d.mapNames[m])
 	elements, err := dump[K, V](m)
 	if err != nil {
 		return err

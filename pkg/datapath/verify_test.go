@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"unsafe"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/asm"
@@ -80,19 +81,30 @@ func TestVerify(t *testing.T) {
 		damage func(*testing.T)
 		says   string
 	}{
-		"the host's link":         {detach(Attachment{FromHost, "lo", loIfindex, true}), "dns_from_host on egress of lo"},
-		"a backend's link":        {detach(Attachment{FromBackend, "eth0", eth, false}), "dns_from_backend on ingress of eth0"},
-		"the ingress filter":      {detach(Attachment{IngressFilter, "eth0", eth, false}), "on xdp of eth0"},
-		"zones":                   {empty(o.DnsZones), "dns_zones"},
-		"backends":                {empty(o.DnsBackends), "dns_backends"},
-		"listeners":               {empty(o.DnsListeners), "dns_listeners"},
-		"sources":                 {empty(o.DnsSources), "dns_sources"},
-		"where replies leave":     {empty(o.DnsReplyVia), "dns_reply_via"},
-		"one more listener":       {func(t *testing.T) { overwrite(t, o.DnsListeners, listenerKey(listener6), dnsbpfDnsListener{}) }, "dns_listeners"},
-		"another scope":           {func(t *testing.T) { overwrite(t, o.DnsListeners, listenerKey(listener4), dnsbpfDnsListener{Scope: 2}) }, "dns_listeners"},
-		"the configuration":       {func(t *testing.T) { overwrite(t, o.DnsConfig, uint32(0), dnsbpfDnsConfig{}) }, "dns_config"},
-		"a pin":                   {func(t *testing.T) { remove(t, filepath.Join(pinDir, "maps", "dns_zones")) }, "1 pins"},
-		"all pins":                {func(t *testing.T) { remove(t, pinDir) }, "pins"},
+		"the host's link":          {detach(Attachment{FromHost, "lo", loIfindex, true}), "dns_from_host on egress of lo"},
+		"a backend's link":         {detach(Attachment{FromBackend, "eth0", eth, false}), "dns_from_backend on ingress of eth0"},
+		"the ingress filter":       {detach(Attachment{IngressFilter, "eth0", eth, false}), "on xdp of eth0"},
+		"zones":                    {empty(o.DnsZones), "dns_zones"},
+		"backends":                 {empty(o.DnsBackends), "dns_backends"},
+		"listeners":                {empty(o.DnsListeners), "dns_listeners"},
+		"sources":                  {empty(o.DnsSources), "dns_sources"},
+		"where replies leave":      {empty(o.DnsReplyVia), "dns_reply_via"},
+		"one more listener":        {func(t *testing.T) { overwrite(t, o.DnsListeners, listenerKey(listener6), dnsbpfDnsListener{}) }, "dns_listeners"},
+		"another scope":            {func(t *testing.T) { overwrite(t, o.DnsListeners, listenerKey(listener4), dnsbpfDnsListener{Scope: 2}) }, "dns_listeners"},
+		"the configuration":        {func(t *testing.T) { overwrite(t, o.DnsConfig, uint32(0), dnsbpfDnsConfig{}) }, "dns_config"},
+		"a pin":                    {func(t *testing.T) { remove(t, filepath.Join(pinDir, "maps", "dns_zones")) }, "1 pins"},
+		"all pins":                 {func(t *testing.T) { remove(t, pinDir) }, "pins"},
+		"a map in another's place": {func(t *testing.T) { usurp(t, d.objects.DnsZones, filepath.Join(pinDir, "maps", "dns_listeners")) }, "1 pins"},
+		"a map in a link's place": {func(t *testing.T) {
+			usurp(t, d.objects.DnsZones, filepath.Join(pinDir, "links", "dns_from_host-lo-egress"))
+		}, "1 pins"},
+		"a program in a map's place": {func(t *testing.T) { usurp(t, d.objects.DnsFromHost, filepath.Join(pinDir, "maps", "dns_zones")) }, "1 pins"},
+		"a directory in a pin's place": {func(t *testing.T) {
+			remove(t, filepath.Join(pinDir, "maps", "dns_zones"))
+			if err := os.Mkdir(filepath.Join(pinDir, "maps", "dns_zones"), 0o700); err != nil {
+				t.Fatal(err)
+			}
+		}, "1 pins"},
 		"the program in our link": {func(t *testing.T) { exchange(t, d.links[Attachment{FromHost, "lo", loIfindex, true}]) }, "dns_from_host on egress of lo"},
 	} {
 		// No subtest: this thread has the namespaces.
@@ -134,6 +146,89 @@ func remove(t *testing.T, path string) {
 	if err := os.RemoveAll(path); err != nil {
 		t.Fatal(err)
 	}
+}
+
+// usurp pins an object in the place of another's pin.
+func usurp(t *testing.T, object interface{ FD() int }, path string) {
+	t.Helper()
+	remove(t, path)
+	attr := struct {
+		path      uint64
+		fd, flags uint32
+	}{path: uint64(uintptr(unsafe.Pointer(unsafe.StringData(path + "\x00")))), fd: uint32(object.FD())}
+	const objPin = 6 // BPF_OBJ_PIN of bpf(2): the library knows of one pin for each object
+	if _, _, errno := unix.Syscall(unix.SYS_BPF, objPin, uintptr(unsafe.Pointer(&attr)), unsafe.Sizeof(attr)); errno != 0 {
+		t.Fatal(errno)
+	}
+}
+
+// TestFailedWrite: what a write that fails has left is not the work of others, and is looked after until the next one.
+func TestFailedWrite(t *testing.T) {
+	pinDir := newNamespace(t)
+	eth := addInterface(t, "eth0")
+	d := load(t, Options{PinDir: pinDir, TrafficControl: &filters{}})
+	steer(t, d, eth)
+	good := Backend{Address: backend4, NATAddress: nat4, Ifindex: uint32(eth)}
+	bad := Backend{Address: backend4, NATAddress: nat6, Ifindex: uint32(eth)}
+	many := func(n int) []netip.Addr {
+		list := make([]netip.Addr, 0, n)
+		for a := netip.MustParseAddr("10.0.0.1"); len(list) < n; a = a.Next() {
+			list = append(list, a)
+		}
+		return list
+	}
+	via := make(map[uint32]uint32)
+	var listeners []Listener
+	var sources []Source
+	for i, a := range many(int(max(d.objects.DnsListeners.MaxEntries(), d.objects.DnsSources.MaxEntries(), d.objects.DnsReplyVia.MaxEntries())) + 1) {
+		via[uint32(i+1)] = 1
+		listeners = append(listeners, Listener{Address: netip.AddrPortFrom(a, 53), Scope: ScopeHost})
+		sources = append(sources, Source{Prefix: netip.PrefixFrom(a, 32), Ifindex: 1})
+	}
+	for name, write := range map[string]func() error{
+		"zones, a trial's endpoint": func() error {
+			return d.ReplaceZones([]string{"other.local"}, []Backend{good, good}, nil, map[string]Backend{"trial.local": bad})
+		},
+		"zones, the fallback":  func() error { return d.ReplaceZones([]string{"third.local"}, []Backend{good}, []Backend{bad}, nil) },
+		"listeners":            func() error { return d.ReplaceListeners(listeners) },
+		"sources":              func() error { return d.ReplaceSources(sources) },
+		"more ways of replies": func() error { return d.AddReplyVia(via) },
+		"ways of replies":      func() error { return d.ReplaceReplyVia(via) },
+	} {
+		// No subtest: this thread has the namespaces.
+		if err := write(); err == nil {
+			t.Fatalf("%s: no error", name)
+		}
+		if wrong := d.Verify(); len(wrong) != 0 {
+			t.Errorf("%s: said %q", name, wrong)
+		}
+	}
+	var zone dnsbpfDnsZone
+	if err := d.objects.DnsZones.Lookup(mustKey(t, "third.local").hash(), &zone); err != nil {
+		t.Fatal(err)
+	}
+	if err := d.objects.DnsZones.Delete(mustKey(t, "third.local").hash()); err != nil {
+		t.Fatal(err)
+	}
+	if wrong := d.Verify(); len(wrong) != 1 {
+		t.Errorf("said %q", wrong)
+	}
+	if err := d.Heal(); err != nil || len(d.Verify()) != 0 {
+		t.Errorf("after: %q, %v", d.Verify(), err)
+	}
+	steer(t, d, eth)
+	if wrong := d.Verify(); len(wrong) != 0 {
+		t.Errorf("in the end: %q", wrong)
+	}
+}
+
+func mustKey(t *testing.T, zone string) zoneKey {
+	t.Helper()
+	key, err := newZoneKey(zone)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return key
 }
 
 func listPins(t *testing.T, pinDir string) (names []string) {

@@ -89,7 +89,7 @@ func (k zoneKey) hash() uint64 {
 // in one step from its old group of endpoints to the new one. A zone without a backend of the query's address family
 // is passed to the stack. Names outside the zones are steered to fallback, if there is any, while the daemon is dead.
 // Each of trials is a zone that has one endpoint for itself, so that the way to it can be tried.
-func (d *Datapath) ReplaceZones(zones []string, backends, fallback []Backend, trials map[string]Backend) error {
+func (d *Datapath) ReplaceZones(zones []string, backends, fallback []Backend, trials map[string]Backend) (err error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 
@@ -98,6 +98,9 @@ func (d *Datapath) ReplaceZones(zones []string, backends, fallback []Backend, tr
 		return nil
 	}
 	d.written.steered = nil
+	defer func() {
+		err = errors.Join(err, remember[uint64, dnsbpfDnsZone](d, d.objects.DnsZones), remember[dnsbpfDnsBackendKey, dnsbpfDnsBackend](d, d.objects.DnsBackends))
+	}()
 	tried := slices.Sorted(maps.Keys(trials))
 	keys, shapes, err := zoneKeys(slices.Concat(zones, tried))
 	if err != nil {
@@ -146,7 +149,7 @@ func (d *Datapath) ReplaceZones(zones []string, backends, fallback []Backend, tr
 		return err
 	}
 	d.written.steered = &now
-	return errors.Join(remember[uint64, dnsbpfDnsZone](d, d.objects.DnsZones), remember[dnsbpfDnsBackendKey, dnsbpfDnsBackend](d, d.objects.DnsBackends))
+	return nil
 }
 
 // written is what the maps were written from last; nil where that failed, or was never done. The same again is not written.

@@ -2,6 +2,7 @@ package e2e
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -67,6 +68,29 @@ func (h *host) follows(limit time.Duration, want ...string) {
 		}
 		return nil
 	})
+}
+
+// TestKubernetesChangeAtABadTime: a change that the daemon can't put into effect just then is put into effect later.
+func TestKubernetesChangeAtABadTime(t *testing.T) {
+	h, c := onCluster(t, cluster.Options{})
+	h.attach(discovered, ranges)
+	h.follows(reconnect, lab.CoreDNS0v4, lab.CoreDNS1v4)
+	pid := h.healthy().PID
+	limit := func(soft string) { must(t, h.Host(), "prlimit", "--pid", fmt.Sprint(pid), "--nofile="+soft+":") }
+	limit("3")
+	setEndpoints(t, c, lab.CoreDNS1v4)
+	eventually(t, "the daemon has no descriptor to find the way with", func() error {
+		log, err := h.Host().ReadFile("/run/k2s-dnsbpf/daemon.log")
+		if err == nil && !strings.Contains(string(log), "a change is not in effect") {
+			err = errors.New(string(log))
+		}
+		return err
+	})
+	limit("1024")
+	h.follows(reconnect, lab.CoreDNS1v4)
+	h.confirmed()
+	h.works()
+	h.detach()
 }
 
 // stale waits until status says that the endpoints can't be confirmed, and returns what it says.
