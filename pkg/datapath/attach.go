@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"math"
 	"net"
 	"os"
 	"path/filepath"
@@ -65,7 +66,7 @@ type TrafficControl interface {
 	AttachFilter(a Attachment, programFD int) error
 	DetachFilter(a Attachment) error
 	// HasFilter reports whether the filter is there and runs the program of an ID, or its interface is gone.
-	HasFilter(a Attachment, program uint32) bool
+	HasFilter(a Attachment, program uint32) (bool, error)
 }
 
 func (d *Datapath) program(name Program) (*ebpf.Program, error) {
@@ -193,7 +194,7 @@ func (d *Datapath) tryAttach(a Attachment) error {
 	if err != nil {
 		return err
 	}
-	if a.Program != IngressFilter && d.options.ForceTrafficControl && d.options.TrafficControl != nil {
+	if a.Program != IngressFilter && !d.tcx {
 		return d.attachFilter(a, program)
 	}
 	if held := d.links[a]; held != nil && runs(held, a.Ifindex, d.ids[program]) {
@@ -204,9 +205,6 @@ func (d *Datapath) tryAttach(a Attachment) error {
 	err = errors.Join(err, d.forget(a))
 	if err == nil && l == nil {
 		l, err = newLink(a, program)
-	}
-	if errors.Is(err, ebpf.ErrNotSupported) && a.Program != IngressFilter && d.options.TrafficControl != nil {
-		return d.attachFilter(a, program)
 	}
 	if err != nil {
 		return err
@@ -261,6 +259,28 @@ func (d *Datapath) inherit(a Attachment, program *ebpf.Program) (inherited link.
 	return inherited, nil
 }
 
+// errNoTCX means that nobody has given a way to attach without TCX links.
+var errNoTCX = fmt.Errorf("TCX links: %w: they take Linux 6.6", ebpf.ErrNotSupported)
+
+// kernelHasTCX asks the kernel whether it has TCX links. It is done once, when descriptors are at hand: an attach that fails for want of
+// one looks as if there were none.
+func kernelHasTCX(program *ebpf.Program) (bool, error) {
+	const nowhere = math.MaxInt32
+	_, err := link.AttachTCX(link.TCXOptions{Interface: nowhere, Program: program, Attach: ebpf.AttachTCXIngress})
+	switch {
+	case errors.Is(err, unix.ENODEV):
+		return true, nil
+	case errors.Is(err, ebpf.ErrNotSupported):
+		return false, nil
+	}
+	return false, fmt.Errorf("ask for TCX links: %w", err)
+}
+
+// lacksDescriptors tells the errors that say nothing of what was asked for.
+func lacksDescriptors(err error) bool {
+	return errors.Is(err, unix.EMFILE) || errors.Is(err, unix.ENFILE)
+}
+
 func newLink(a Attachment, program *ebpf.Program) (link.Link, error) {
 	if a.Program == IngressFilter {
 		return attachXDP(a, program)
@@ -292,8 +312,13 @@ func interfaceGone(ifindex int) bool {
 }
 
 func (d *Datapath) attachFilter(a Attachment, program *ebpf.Program) error {
-	if d.filters[a] && d.options.TrafficControl.HasFilter(a, uint32(d.ids[program])) {
-		return nil
+	if d.options.TrafficControl == nil {
+		return errNoTCX
+	}
+	if d.filters[a] {
+		if has, err := d.options.TrafficControl.HasFilter(a, uint32(d.ids[program])); err != nil || has {
+			return err
+		}
 	}
 	if err := d.options.TrafficControl.AttachFilter(a, program.FD()); err != nil {
 		return err
@@ -309,7 +334,7 @@ func attachXDP(a Attachment, program *ebpf.Program) (link.Link, error) {
 	options := link.XDPOptions{Interface: a.Ifindex, Program: program, Flags: link.XDPDriverMode}
 	taken := func(err error) bool { return errors.Is(err, unix.EBUSY) || errors.Is(err, unix.EEXIST) }
 	xdp, err := link.AttachXDP(options)
-	if err != nil && !taken(err) {
+	if err != nil && !taken(err) && !lacksDescriptors(err) {
 		options.Flags = link.XDPGenericMode
 		xdp, err = link.AttachXDP(options)
 	}

@@ -486,9 +486,9 @@ func (f *filters) DetachFilter(a Attachment) error {
 	return errors.Join(netdev.DetachFilter(filterOf(a)), netdev.RemoveClsact(a.Ifindex))
 }
 
-func (f *filters) HasFilter(a Attachment, program uint32) bool {
+func (f *filters) HasFilter(a Attachment, program uint32) (bool, error) {
 	id, name, err := netdev.FilterProgram(filterOf(a))
-	return err == nil && (name == "" || id == program)
+	return name == "" || id == program, err
 }
 
 func filterNames(t *testing.T, ifindex int, parent uint32) (names []string) {
@@ -553,8 +553,8 @@ func TestForceTrafficControl(t *testing.T) {
 // refusing is a traffic control that can't attach.
 type refusing struct{ err error }
 
-func (r refusing) AttachFilter(Attachment, int) error { return r.err }
-func (refusing) HasFilter(Attachment, uint32) bool    { return true }
+func (r refusing) AttachFilter(Attachment, int) error       { return r.err }
+func (refusing) HasFilter(Attachment, uint32) (bool, error) { return true, nil }
 
 func (r refusing) DetachFilter(Attachment) error { return r.err }
 

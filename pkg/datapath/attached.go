@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"net"
 	"os"
-	"slices"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
@@ -112,32 +111,43 @@ var former = map[Program]string{IngressFilter: "dns_guard"}
 // CAP_SYS_ADMIN may look at programs by their number; without it the error is os.ErrPermission.
 func isProgram(id ebpf.ProgramID, name Program) (bool, error) {
 	program, err := ebpf.NewProgramFromID(id)
-	if errors.Is(err, os.ErrPermission) {
+	switch {
+	case errors.Is(err, os.ErrNotExist):
+		return false, nil // it has gone just now
+	case errors.Is(err, os.ErrPermission):
 		return false, fmt.Errorf("look at program %d: %w: it takes CAP_SYS_ADMIN", id, err)
-	}
-	if err != nil {
-		return false, nil //nolint:nilerr // it is gone
+	case err != nil:
+		return false, fmt.Errorf("look at program %d: %w", id, err)
 	}
 	defer program.Close()
 	info, err := program.Info()
-	if err != nil || info.Name != string(name[:min(len(name), kernelNameMax)]) && info.Name != string(name) && info.Name != former[name] {
-		return false, nil //nolint:nilerr // as above
+	if err != nil {
+		return false, fmt.Errorf("look at program %d: %w", id, err)
+	}
+	if info.Name != string(name[:min(len(name), kernelNameMax)]) && info.Name != string(name) && info.Name != former[name] {
+		return false, nil
 	}
 	ids, _ := info.MapIDs()
-	return slices.ContainsFunc(ids, func(id ebpf.MapID) bool { return nameOf(id) == dnsbpfMapDnsStats }), nil
+	for _, id := range ids {
+		// The program that is held holds its maps.
+		if name, err := nameOf(id); err != nil || name == dnsbpfMapDnsStats {
+			return err == nil, err
+		}
+	}
+	return false, nil
 }
 
-func nameOf(id ebpf.MapID) string {
+func nameOf(id ebpf.MapID) (string, error) {
 	m, err := ebpf.NewMapFromID(id)
 	if err != nil {
-		return ""
+		return "", fmt.Errorf("look at map %d: %w", id, err)
 	}
 	defer m.Close()
 	info, err := m.Info()
 	if err != nil {
-		return ""
+		return "", fmt.Errorf("look at map %d: %w", id, err)
 	}
-	return info.Name
+	return info.Name, nil
 }
 
 // hooks are where each program can be.

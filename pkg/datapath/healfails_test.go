@@ -17,6 +17,7 @@ func TestHealFails(t *testing.T) {
 	pinDir := newNamespace(t)
 	eth := addInterface(t, "eth0")
 	d := inUse(t, pinDir, eth)
+	d.options.TrafficControl = refusing{} // which would take what a kernel without TCX is given
 	detach := func(a Attachment) {
 		t.Helper()
 		l, err := link.NewFromID(linkID(d.links[a]))
@@ -35,6 +36,7 @@ func TestHealFails(t *testing.T) {
 	for name, c := range map[string]struct {
 		a             Attachment
 		hinder, allow func() error
+		err           error
 	}{
 		"another XDP program": {
 			Attachment{IngressFilter, "eth0", eth, false},
@@ -43,11 +45,13 @@ func TestHealFails(t *testing.T) {
 				return err
 			},
 			func() error { return foreign.Close() },
+			unix.EBUSY,
 		},
 		"no descriptors": {
 			Attachment{FromHost, "lo", loIfindex, true},
 			func() error { return unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: 3, Max: limit.Max}) }, // all are in use
 			func() error { return unix.Setrlimit(unix.RLIMIT_NOFILE, &limit) },
+			unix.EMFILE,
 		},
 	} {
 		// No subtest: this thread has the namespaces.
@@ -61,10 +65,12 @@ func TestHealFails(t *testing.T) {
 		if err2 := c.allow(); err2 != nil {
 			t.Fatal(err2)
 		}
-		if err == nil || again == nil {
+		if err == nil || again == nil || !errors.Is(err, c.err) {
 			t.Errorf("%s: healed: %v, %v", name, err, again)
 		}
-		t.Logf("%s: %v", name, err)
+		if len(d.filters) != 0 {
+			t.Errorf("%s: filters on a kernel with TCX: %v", name, d.filters)
+		}
 		if !strings.Contains(wrong, c.a.String()) {
 			t.Errorf("%s: after a heal that failed Verify says %q", name, wrong)
 		}

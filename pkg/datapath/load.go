@@ -55,6 +55,7 @@ type Datapath struct {
 
 	mu      sync.Mutex          // serialises writers of maps and links
 	group   uint32              // the newest number that a group was given
+	tcx     bool                // attaches with TCX links, else with TrafficControl
 	filters map[Attachment]bool // attached with TrafficControl
 	links   map[Attachment]link.Link
 	missing map[Attachment]bool // could not be attached, and is tried again by Heal
@@ -126,6 +127,11 @@ func Load(options Options) (_ *Datapath, err error) {
 	}()
 	if err := d.identify(); err != nil {
 		return nil, err
+	}
+	if !options.ForceTrafficControl {
+		if d.tcx, err = kernelHasTCX(d.objects.DnsFromHost); err != nil {
+			return nil, err
+		}
 	}
 	if err := d.configure(); err != nil {
 		return nil, err

@@ -48,7 +48,15 @@ func (d *Datapath) lostHooks() (lost []string) {
 		}
 	}
 	for a := range d.filters {
-		if program, err := d.program(a.Program); err == nil && !d.options.TrafficControl.HasFilter(a, uint32(d.ids[program])) {
+		program, err := d.program(a.Program)
+		has := false
+		if err == nil {
+			has, err = d.options.TrafficControl.HasFilter(a, uint32(d.ids[program]))
+		}
+		switch {
+		case err != nil:
+			lost = append(lost, err.Error())
+		case !has:
 			lost = append(lost, a.String()+" is not attached any more")
 		}
 	}
@@ -93,7 +101,7 @@ func isPin(path string, object pinned) bool {
 		id, err = pinnedID(path)
 		now = uint32(id)
 	}
-	return now == wanted || errors.Is(err, unix.EMFILE) || errors.Is(err, unix.ENFILE) || errors.Is(err, unix.ENOMEM)
+	return now == wanted || lacksDescriptors(err) || errors.Is(err, unix.ENOMEM)
 }
 
 func pinnedMapID(path string) (uint32, error) {

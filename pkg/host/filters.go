@@ -71,9 +71,9 @@ func (f filters) AttachFilter(a datapath.Attachment, programFD int) error {
 }
 
 // HasFilter implements datapath.TrafficControl.
-func (f filters) HasFilter(a datapath.Attachment, program uint32) bool {
+func (f filters) HasFilter(a datapath.Attachment, program uint32) (bool, error) {
 	id, name, err := netdev.FilterProgram(filterOf(a))
-	return err == nil && (name == "" || id == program)
+	return name == "" || id == program, err
 }
 
 // DetachFilter implements datapath.TrafficControl.
@@ -133,14 +133,14 @@ func strayFilters() (stray []netdev.Filter, err error) {
 		return nil, fmt.Errorf("list interfaces: %w", err)
 	}
 	for _, i := range interfaces {
-		has, err := netdev.HasClsact(i.Index)
-		if err != nil || !has {
-			continue // it is gone, or has no filters
-		}
 		for _, a := range []datapath.Attachment{{Program: datapath.FromHost, Egress: true}, {Program: datapath.FromClient}, {Program: datapath.FromBackend}} {
 			a.Ifindex = i.Index
 			filter := filterOf(a)
-			if id, _, err := netdev.FilterProgram(filter); err == nil && id != 0 {
+			id, _, err := netdev.FilterProgram(filter)
+			if err != nil {
+				return nil, err
+			}
+			if id != 0 {
 				programs[filter] = id
 				stray = append(stray, filter)
 			}
@@ -149,6 +149,6 @@ func strayFilters() (stray []netdev.Filter, err error) {
 	if len(stray) == 0 {
 		return nil, nil
 	}
-	owned := heldByOthers(heldPrograms)
-	return slices.DeleteFunc(stray, func(f netdev.Filter) bool { return owned[programs[f]] }), nil
+	owned, err := heldByOthers(heldPrograms)
+	return slices.DeleteFunc(stray, func(f netdev.Filter) bool { return owned[programs[f]] }), err
 }

@@ -2,6 +2,7 @@ package host
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -9,28 +10,54 @@ import (
 	"strconv"
 	"strings"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/datapath"
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/internal/safefile"
 )
 
 // heldByOthers returns the numbers of the BPF links, or of the programs, that other living processes hold: daemons with other
 // directories than ours, which would put them back. It looks through all processes for what they have open
-// (Documentation/filesystems/proc.rst, fdinfo).
-func heldByOthers(kind held) map[uint32]bool {
+// (Documentation/filesystems/proc.rst, fdinfo), and fails if it may not look into one that lives.
+func heldByOthers(kind held) (map[uint32]bool, error) {
 	ids := make(map[uint32]bool)
-	own := fmt.Sprintf("/proc/%d/", os.Getpid())
-	files, _ := filepath.Glob("/proc/[0-9]*/fd/*")
-	for _, path := range files {
-		target, err := os.Readlink(path)
-		if err != nil || strings.HasPrefix(path, own) || !slices.Contains(kind.targets, target) {
+	processes, err := filepath.Glob("/proc/[0-9]*")
+	if err != nil {
+		return nil, err
+	}
+	for _, process := range processes {
+		if process == fmt.Sprintf("/proc/%d", os.Getpid()) {
 			continue
 		}
-		if id, ok := idOf(strings.Replace(path, "/fd/", "/fdinfo/", 1), kind.key); ok {
-			ids[id] = true
+		if err := addHeld(ids, process, kind); err != nil && !gone(err) {
+			return nil, fmt.Errorf("see who holds the programs: %w", err)
 		}
 	}
-	return ids
+	return ids, nil
 }
+
+func addHeld(ids map[uint32]bool, process string, kind held) error {
+	files, err := os.ReadDir(filepath.Join(process, "fd"))
+	if err != nil {
+		return err
+	}
+	for _, file := range files {
+		target, err := os.Readlink(filepath.Join(process, "fd", file.Name()))
+		if err == nil && slices.Contains(kind.targets, target) {
+			var id uint32
+			if id, err = idOf(filepath.Join(process, "fdinfo", file.Name()), kind.key); err == nil {
+				ids[id] = true
+			}
+		}
+		if err != nil && !gone(err) {
+			return err
+		}
+	}
+	return nil
+}
+
+// gone tells the errors for a process that ends, or a file that it closes.
+func gone(err error) bool { return errors.Is(err, os.ErrNotExist) || errors.Is(err, unix.ESRCH) }
 
 // held is a kind of BPF object, by what the links of its descriptors lead to and the line of fdinfo that has its number.
 type held struct {
@@ -44,27 +71,27 @@ var (
 )
 
 // withoutOwner leaves out the programs whose links another process holds.
-func withoutOwner(programs []datapath.AttachedProgram) []datapath.AttachedProgram {
+func withoutOwner(programs []datapath.AttachedProgram) ([]datapath.AttachedProgram, error) {
 	if len(programs) == 0 {
-		return nil
+		return nil, nil
 	}
-	links := heldByOthers(heldLinks)
-	return slices.DeleteFunc(programs, func(p datapath.AttachedProgram) bool { return links[p.LinkID] })
+	links, err := heldByOthers(heldLinks)
+	return slices.DeleteFunc(programs, func(p datapath.AttachedProgram) bool { return links[p.LinkID] }), err
 }
 
 // maxInfo bounds what is read of a descriptor, in octets.
 const maxInfo = 4096
 
-func idOf(fdinfo, key string) (id uint32, ok bool) {
+func idOf(fdinfo, key string) (uint32, error) {
 	info, err := safefile.ReadFile(context.Background(), fdinfo, maxInfo)
 	if err != nil {
-		return 0, false
+		return 0, err
 	}
 	for line := range strings.Lines(string(info)) {
 		if text, found := strings.CutPrefix(line, key); found {
 			n, err := strconv.ParseUint(strings.TrimSpace(text), 10, 32)
-			return uint32(n), err == nil
+			return uint32(n), err
 		}
 	}
-	return 0, false
+	return 0, fmt.Errorf("%s: no line %s", fdinfo, key)
 }

@@ -4,6 +4,7 @@ package host
 
 import (
 	"errors"
+	"fmt"
 	"os"
 
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/config"
@@ -18,9 +19,11 @@ func ReportDatapath(report *status.Report, c config.Config, journal *state.Journ
 	if !c.BPF {
 		return
 	}
-	programs, err := attachedPrograms(c)
+	programs, unseen, err := attachedPrograms(c)
+	report.Datapath.Unseen = unseen
 	if errors.Is(err, os.ErrPermission) {
 		// Not everybody may look into the kernel; the daemon, where it answers, has looked for us.
+		report.Datapath.Unseen = fmt.Sprintf("programs can't be seen: %s: ask as root", err)
 		return
 	}
 	if err != nil {
@@ -77,14 +80,16 @@ func ReportDatapath(report *status.Report, c config.Config, journal *state.Journ
 }
 
 // attachedPrograms lists what is attached by the kernel's own lists, and what is pinned and was attached to an interface that
-// is gone. Who may not see those lists sees the pins.
-func attachedPrograms(c config.Config) ([]datapath.AttachedProgram, error) {
-	programs, err := datapath.Attached(netdev.XDPProgram)
+// is gone. Who may not see those lists sees the pins, and why they may not be all.
+func attachedPrograms(c config.Config) (programs []datapath.AttachedProgram, unseen string, err error) {
+	programs, err = datapath.Attached(netdev.XDPProgram)
 	if errors.Is(err, os.ErrPermission) {
-		return datapath.PinnedPrograms(c.BPFFS)
+		unseen = fmt.Sprintf("programs that are not pinned can't be seen: %s", err)
+		programs, err = datapath.PinnedPrograms(c.BPFFS)
+		return programs, unseen, err
 	}
 	if err != nil {
-		return nil, err
+		return nil, "", err
 	}
 	pinned, err := datapath.PinnedPrograms(c.BPFFS)
 	for _, p := range pinned {
@@ -92,7 +97,7 @@ func attachedPrograms(c config.Config) ([]datapath.AttachedProgram, error) {
 			programs = append(programs, p)
 		}
 	}
-	return programs, err
+	return programs, "", err
 }
 
 // fillFilters adds the programs that the journal says are attached as filters, as the kernel has them.

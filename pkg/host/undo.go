@@ -58,11 +58,14 @@ func OpenJournal(c config.Config, log *zap.Logger) (*state.Journal, error) {
 // ErrOtherNetwork means that an attachment is that of another network namespace, which is still there.
 var ErrOtherNetwork = errors.New("attached in another network namespace")
 
-// SameNetwork reports whether this is the network namespace that the journal's changes were made in. It fails with
-// ErrOtherNetwork if that is another one that still exists: what is undone from here would be undone in the wrong place.
+// SameNetwork reports whether this is the network namespace that the journal's changes were made in: after a reboot none is. It
+// fails with ErrOtherNetwork if that is another one that still exists: what is undone from here would be undone in the wrong place.
 func SameNetwork(journal *state.Journal) (bool, error) {
 	then, now := journal.Header().Network, netdev.Namespace()
-	if then == "" || now == "" || then == now || journal.Rebooted() {
+	if journal.Rebooted() {
+		return false, nil
+	}
+	if then == "" || now == "" || then == now {
 		return true, nil
 	}
 	place := netdev.FindNamespace(then)
@@ -98,7 +101,7 @@ func Undo(c config.Config, journal *state.Journal, log *zap.Logger) ([]string, e
 				continue
 			}
 			line, err := "", error(nil)
-			if same || !slices.Contains(inNetwork, kind) {
+			if same || !journal.Rebooted() && !slices.Contains(inNetwork, kind) {
 				line, err = undoChange(change)
 			}
 			if err != nil {
@@ -113,9 +116,9 @@ func Undo(c config.Config, journal *state.Journal, log *zap.Logger) ([]string, e
 			}
 		}
 	}
-	ghosts, err := removeGhosts(c)
-	done, errs = append(done, ghosts...), append(errs, err)
-	if lost && same && len(ghosts) > 0 {
+	ghosts, unseen, err := removeGhosts(c)
+	done, errs = slices.Concat(done, ghosts, unseen), append(errs, err)
+	if lost && same && len(ghosts) > 0 && len(unseen) == 0 {
 		lines, err := undoCopiedSysctls(c)
 		done, errs = append(done, lines...), append(errs, err)
 	}
@@ -128,31 +131,42 @@ func Undo(c config.Config, journal *state.Journal, log *zap.Logger) ([]string, e
 	return done, ClearJournal(c, journal, log)
 }
 
-// removeGhosts takes away what a lost journal knew of, or what is pinned where nobody sees it.
-func removeGhosts(c config.Config) (done []string, err error) {
+// removeGhosts takes away what a lost journal knew of, or what is pinned where nobody sees it. It leaves alone what it can't see
+// enough of, and says so; that is no failure of what was to be undone.
+func removeGhosts(c config.Config) (done, unseen []string, err error) {
 	var errs []error
 	if pinned, err := datapath.PinnedPrograms(c.BPFFS); err == nil && len(pinned) > 0 {
 		done = append(done, "programs detached, pins removed from "+c.BPFFS)
 		errs = append(errs, datapath.Remove(c.BPFFS))
 	}
-	// A kernel that can't be asked has none.
-	if programs, err := datapath.Attached(netdev.XDPProgram); err == nil {
-		programs = withoutOwner(programs)
-		errs = append(errs, datapath.Detach(programs))
-		for _, p := range programs {
-			done = append(done, fmt.Sprintf("%s detached from %s, which no journal knew of", p.Name, p.Interface))
-		}
+	programs, err := datapath.Attached(netdev.XDPProgram)
+	if err == nil {
+		programs, err = withoutOwner(programs)
+	}
+	if err != nil {
+		unseen, programs = append(unseen, left(err)), nil
+	}
+	errs = append(errs, datapath.Detach(programs))
+	for _, p := range programs {
+		done = append(done, fmt.Sprintf("%s detached from %s, which no journal knew of", p.Name, p.Interface))
 	}
 	filters, err := strayFilters()
-	errs = append(errs, err)
+	if err != nil {
+		unseen, filters = append(unseen, left(err)), nil
+	}
 	for _, f := range filters {
-		if err := errors.Join(netdev.DetachFilter(f), netdev.RemoveClsact(f.Ifindex)); err != nil {
+		// The qdisc stays: nobody knows any more whose it is, and an empty one does nothing.
+		if err := netdev.DetachFilter(f); err != nil {
 			errs = append(errs, err)
 			continue
 		}
 		done = append(done, fmt.Sprintf("filter %s removed, which no journal knew of", f.Name))
 	}
-	return done, errors.Join(errs...)
+	return done, slices.Compact(unseen), errors.Join(errs...)
+}
+
+func left(err error) string {
+	return fmt.Sprintf("programs that no journal knows of stay, if there are any: %s: run k2s-dnsbpf detach with all of root's capabilities", err)
 }
 
 // DescribeUndo says what Undo would do, a line for each thing.

@@ -11,8 +11,10 @@ import (
 	"sync"
 	"testing"
 
+	"go.uber.org/zap"
 	"golang.org/x/sys/unix"
 
+	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/config"
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/netdev"
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/plan"
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/state"
@@ -44,6 +46,41 @@ func TestUndoSysctl(t *testing.T) {
 	}
 	if line, err := undoSysctl("net.ipv4.conf.nowhere.route_localnet", sysctlChange{Old: "0", New: "1"}); err == nil || line != "" {
 		t.Errorf("undo without the interface: %q, %v", line, err)
+	}
+}
+
+// TestUndoAfterReboot: what was changed in a kernel that is gone is forgotten: the same is another's now.
+func TestUndoAfterReboot(t *testing.T) {
+	newNamespace(t)
+	name := plan.LoopbackSysctls()[0]
+	setSysctl(t, name, "1")
+	if err := netdev.AddClsact(1); err != nil {
+		t.Fatal(err)
+	}
+	c := config.Default()
+	dir := t.TempDir()
+	c.StateDir, c.RunDir, c.ResolvConf = dir+"/state", dir+"/run", dir+"/resolv.conf"
+	if err := os.WriteFile(c.ResolvConf, []byte("nameserver 192.0.2.53\n"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	journal, err := state.Open(c.StateDir)
+	if err == nil {
+		err = errors.Join(journal.Begin(state.Header{BootID: "00000000-0000-4000-8000-000000000000", Network: netdev.Namespace()}),
+			journal.Record(changeSysctl, name, sysctlChange{Old: "0", New: "1"}), journal.Record(changeQdisc, "1", qdiscChange{Ifindex: 1}))
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	if same, err := SameNetwork(journal); same || err != nil {
+		t.Errorf("a kernel that is gone goes on: %v, %v", same, err)
+	}
+	done, err := Undo(c, journal, zap.NewNop())
+	if err != nil || len(done) != 0 || !journal.Empty() {
+		t.Errorf("%q, %v, changes %v", done, err, journal.Changes())
+	}
+	wantSysctl(t, name, "1")
+	if has, err := netdev.HasClsact(1); err != nil || !has {
+		t.Errorf("the qdisc of another is gone: %v, %v", has, err)
 	}
 }
 

@@ -55,10 +55,18 @@ func HasClsact(ifindex int) (bool, error) {
 	return false, nil
 }
 
+// AddClsact adds the clsact qdisc to an interface if it has none.
+func AddClsact(ifindex int) error {
+	if err := netlink.QdiscAdd(clsact(ifindex)); err != nil && !errors.Is(err, unix.EEXIST) {
+		return fmt.Errorf("add clsact qdisc to interface %d: %w", ifindex, err)
+	}
+	return nil
+}
+
 // AttachFilter attaches a program, or replaces the one that the same filter has. It adds the clsact qdisc if missing.
 func AttachFilter(f Filter, programFD int) error {
-	if err := netlink.QdiscAdd(clsact(f.Ifindex)); err != nil && !errors.Is(err, unix.EEXIST) {
-		return fmt.Errorf("add clsact qdisc to interface %d: %w", f.Ifindex, err)
+	if err := AddClsact(f.Ifindex); err != nil {
+		return err
 	}
 	filter := f.netlink()
 	filter.Fd = programFD
@@ -119,8 +127,11 @@ func DetachFilter(f Filter) error {
 // RemoveClsact removes the clsact qdisc, if no filter is left on it.
 func RemoveClsact(ifindex int) error {
 	device, err := netlink.LinkByIndex(ifindex)
+	if errors.As(err, &netlink.LinkNotFoundError{}) {
+		return nil
+	}
 	if err != nil {
-		return nil //nolint:nilerr // the interface is gone, and its qdisc with it
+		return fmt.Errorf("look up interface %d: %w", ifindex, err)
 	}
 	for _, parent := range []uint32{netlink.HANDLE_MIN_INGRESS, netlink.HANDLE_MIN_EGRESS} {
 		filters, err := retryInterrupted(func() ([]netlink.Filter, error) { return netlink.FilterList(device, parent) })

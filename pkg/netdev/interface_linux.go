@@ -54,10 +54,10 @@ func InterfaceOf(address netip.Addr) (Interface, error) {
 	return Interface{}, fmt.Errorf("%w: %s", ErrNoInterface, address)
 }
 
-// Exists reports whether there is an interface of this index.
+// Exists reports whether there is an interface of this index, or that can't be told.
 func Exists(ifindex int) bool {
 	_, err := netlink.LinkByIndex(ifindex)
-	return err == nil
+	return !errors.As(err, &netlink.LinkNotFoundError{})
 }
 
 // PrefixesOf returns the addresses of an interface with the lengths of their subnets.

@@ -106,6 +106,8 @@ type Guardian struct {
 type Datapath struct {
 	Programs []Program `json:"programs" yaml:"programs"`
 	Pinned   string    `json:"pinned,omitempty" yaml:"pinned,omitempty"` // the pin directory
+	// Unseen says which programs could not be looked for, and why.
+	Unseen string `json:"unseen,omitempty" yaml:"unseen,omitempty"`
 	// Events are what others have taken away while attached, oldest first.
 	Events []KernelEvent `json:"events,omitempty" yaml:"events,omitempty"`
 }
@@ -315,6 +317,9 @@ func (r Report) writeTable(w io.Writer) error {
 		if r.Guardian != nil && r.Guardian.PID != 0 {
 			row("GUARDIAN", fmt.Sprintf("pid %d, started again %s", r.Guardian.PID, say.Count(r.Guardian.Restarts, "time")))
 		}
+	}
+	if r.Datapath.Unseen != "" {
+		row("NOTE", r.Datapath.Unseen)
 	}
 	if r.Discovery != nil {
 		row("DISCOVERY", r.Discovery.line())

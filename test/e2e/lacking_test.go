@@ -43,6 +43,31 @@ func TestWithoutSysAdmin(t *testing.T) {
 		t.Errorf("status shows no programs: %v", h.run("status"))
 	}
 	h.works()
-	h.detach()
+	sees := func(argv ...string) {
+		t.Helper()
+		if r := command(t, h.Host(), append(argv, h.binary, "status")...); !strings.Contains(r.stdout, "can't be seen") || !strings.Contains(r.stdout, "CAP_SYS_ADMIN") {
+			t.Errorf("status does not say what it can't see: %v", r)
+		}
+	}
+	sees()
+	h.killBoth()
+	// Without a daemon, pins and journal status has nothing to show, and does not know that there is nothing.
+	sh(t, h.Host(), "rm -rf /var/lib/k2s-dnsbpf /run/k2s-dnsbpf && mount -t bpf bpf /sys/fs/bpf")
+	confined := []string{"setpriv", "--bounding-set=-sys_admin"}
+	sees(confined...)
+	r := command(t, h.Host(), append(confined, h.binary, "detach")...)
+	if !strings.Contains(r.stdout, "no journal knows of stay") || !strings.Contains(r.stdout, "CAP_SYS_ADMIN") {
+		t.Errorf("detach does not say what it can't see: %v", r)
+	}
+	// Who may see programs, but not who holds them, takes nobody's away.
+	r = command(t, h.Host(), "setpriv", "--bounding-set=-sys_ptrace", h.binary, "detach")
+	if !strings.Contains(r.stdout, "no journal knows of stay") || len(h.dataplane().Datapath.Programs) == 0 {
+		t.Errorf("detach took what may be another's: %v", r)
+	}
+	h.run("detach", "--linger", "0")
+	if programs := h.dataplane().Datapath.Programs; len(programs) != 0 {
+		t.Errorf("left: %v", programs)
+	}
+	sh(t, h.Host(), "umount /sys/fs/bpf && rm -r /sys/fs/bpf/k2s-dnsbpf; rm -rf /run/mount; sysctl -qw net.ipv4.conf.lo.route_localnet=0 net.ipv4.conf.lo.accept_local=0")
 	h.unchanged(before)
 }
