@@ -31,26 +31,16 @@ func Status(ctx context.Context, c config.Config) (status.Report, error) {
 	if err == nil {
 		return report, nil
 	}
-	var problem, remedy string
-	switch {
-	case ctx.Err() != nil:
+	if ctx.Err() != nil {
 		return status.Report{}, err
-	case errors.Is(err, control.ErrNoDaemon):
-		remedy = "run k2s-dnsbpf attach again, or detach"
-		problem = "the daemon is dead: " + remedy
-		if pid := rundir.Orphan(c); pid != 0 {
-			remedy = "run k2s-dnsbpf detach, which finds it, and attach again"
-			problem = fmt.Sprintf("the daemon, process %d, can't be asked: its run or state directory is another one or was removed: %s", pid, remedy)
-		}
-	case errors.Is(err, control.ErrNotServing):
-		remedy = "ask again when it has ended"
-		problem = "an attach or detach is at work: " + remedy
-	default:
-		remedy = "the daemon takes it over again when it goes on; k2s-dnsbpf detach ends that one"
-		problem = fmt.Sprintf("%s: see %s, or end it with k2s-dnsbpf detach", err, filepath.Join(c.RunDir, rundir.LogFile))
 	}
-	report = status.Report{Resolver: status.Resolver{File: c.ResolvConf}}
+	return withoutDaemon(c, err)
+}
 
+// withoutDaemon is the report of what can be seen where the daemon can't be asked, for whatever reason.
+func withoutDaemon(c config.Config, silence error) (status.Report, error) {
+	problem, remedy := explainSilence(c, silence)
+	report := status.Report{Resolver: status.Resolver{File: c.ResolvConf}}
 	journal, err := state.Open(c.StateDir)
 	if errors.Is(err, os.ErrPermission) {
 		// There is a journal, so this host is attached.
@@ -97,6 +87,26 @@ func Status(ctx context.Context, c config.Config) (status.Report, error) {
 	host.ReportDatapath(&report, c, journal)
 	slices.Sort(report.Problems)
 	return report, nil
+}
+
+// explainSilence says why a daemon does not answer, and what is to be done.
+func explainSilence(c config.Config, silence error) (problem, remedy string) {
+	switch {
+	case errors.Is(silence, control.ErrNoDaemon):
+		remedy = "run k2s-dnsbpf attach again, or detach"
+		problem = "the daemon is dead: " + remedy
+		if pid := rundir.Orphan(c); pid != 0 {
+			remedy = "run k2s-dnsbpf detach, which finds it, and attach again"
+			problem = fmt.Sprintf("the daemon, process %d, can't be asked: its run or state directory is another one or was removed: %s", pid, remedy)
+		}
+	case errors.Is(silence, control.ErrNotServing):
+		remedy = "ask again when it has ended"
+		problem = "an attach or detach is at work: " + remedy
+	default:
+		remedy = "the daemon takes it over again when it goes on; k2s-dnsbpf detach ends that one"
+		problem = fmt.Sprintf("%s: see %s, or end it with k2s-dnsbpf detach", silence, filepath.Join(c.RunDir, rundir.LogFile))
+	}
+	return problem, remedy
 }
 
 // fillGuardian adds what a guardian has done where the daemon does not answer.

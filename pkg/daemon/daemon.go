@@ -274,10 +274,7 @@ func (d *Daemon) serve(ctx context.Context) error {
 			return nil
 		case replied := <-d.replacements:
 			d.replaced = true
-			select {
-			case <-replied:
-			case <-time.After(control.Timeout):
-			}
+			awaitReply(replied)
 			return nil
 		case request := <-d.detaches:
 			if d.startDetach(request) {
@@ -285,14 +282,7 @@ func (d *Daemon) serve(ctx context.Context) error {
 				return nil
 			}
 		case now := <-beat.C:
-			if d.between {
-				d.replan()
-			}
-			d.keep(now)
-			d.beat()
-			d.followResolver()
-			d.followHolder(now)
-			d.guardian.Beat()
+			d.eachSecond(now)
 			resolver.check()
 		case <-d.guardian.Awakened():
 			d.guardian.Beat() // first, so that the guardian counts anew
@@ -318,6 +308,17 @@ func (d *Daemon) serve(ctx context.Context) error {
 			d.keep(time.Now())
 		}
 	}
+}
+
+func (d *Daemon) eachSecond(now time.Time) {
+	if d.between {
+		d.replan()
+	}
+	d.keep(now)
+	d.beat()
+	d.followResolver()
+	d.followHolder(now)
+	d.guardian.Beat()
 }
 
 // follow puts a set of endpoints into effect.

@@ -101,9 +101,14 @@ func (d *Daemon) startDetach(request detaching) bool {
 		result.Error = err.Error()
 	}
 	request.result <- result
+	awaitReply(request.replied)
+	return err == nil
+}
+
+// awaitReply waits until a reply is out: with serve, the control socket ends.
+func awaitReply(replied <-chan struct{}) {
 	select {
-	case <-request.replied:
+	case <-replied:
 	case <-time.After(control.Timeout):
 	}
-	return err == nil
 }

@@ -80,7 +80,7 @@ func TestInPlace(t *testing.T) {
 			m := h.manager(t, nil)
 			safe := false
 			m.hook = func(point string) {
-				if point == "A7 before" { // nothing is overwritten yet, and the copy is whole
+				if point == "exchange before" { // nothing is overwritten yet, and the copy is whole
 					safe = before.rebuilt().diff(identify(t, h.etc+"/"+ParkedName).rebuilt()) == "" && before.diff(identify(t, h.path)) == ""
 				}
 			}

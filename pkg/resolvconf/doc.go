@@ -8,9 +8,9 @@
 // [ParkedName]. A copy of it is in the journal, synced before the swap, for the
 // case that the parked one is lost.
 //
-// Step names (A4, D2, ...) are those of the resolver design: A1 classify, A4
-// journal, A6 write ours, A7 exchange, A8 journal again; D1 whose file is it,
-// D2 exchange back, D3 verify, D6 forget.
+// The steps of a takeover are: classify the file, record it, write ours,
+// exchange the two, confirm that in the journal; of a restoration: judge whose
+// file it is, put the original back, verify, forget. Tests stop at each.
 //
 // All of this is for Linux; elsewhere there is what reads and writes the text of such a file.
 package resolvconf

@@ -325,14 +325,14 @@ func killAtSteps(t *testing.T, steps steps) {
 	root(t)
 	next := steps(t)
 	want := map[string][]string{
-		"takeover": {"A1", "A4", "A6", "A7", "A8"},
-		"converge": {"A1", "A4", "A6", "A7", "A8"},
-		"retake":   {"A1", "D1", "D6", "A4", "A6", "A7", "A8"},
-		"put back": {"A1", "A4", "A6", "A7", "A8"},
-		"revert":   {"A1", "D1", "D2", "D3", "D6", "A4", "A6", "A7", "A8"},
-		"restore":  {"D1", "D2", "D3", "D6"},
-		"suspend":  {"D1", "D2", "D3"},
-		"rebuild":  {"D1", "D2", "D3", "D6"},
+		"takeover": {"classify", "record", "write", "exchange", "confirm"},
+		"converge": {"classify", "record", "write", "exchange", "confirm"},
+		"retake":   {"classify", "judge", "forget", "record", "write", "exchange", "confirm"},
+		"put back": {"classify", "record", "write", "exchange", "confirm"},
+		"revert":   {"classify", "judge", "put back", "verify", "forget", "record", "write", "exchange", "confirm"},
+		"restore":  {"judge", "put back", "verify", "forget"},
+		"suspend":  {"judge", "put back", "verify"},
+		"rebuild":  {"judge", "put back", "verify", "forget"},
 	}
 	points, skip := 0, next()
 	for _, oc := range originals {

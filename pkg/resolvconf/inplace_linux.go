@@ -14,9 +14,9 @@ import (
 // changed, and a mixture of the two, which a crash can leave, is known for what
 // it is by [record.torn]. To write the original back takes no new space.
 
-// overwrite does A6 and A7 for a file that can't be renamed.
+// overwrite writes and exchanges for a file that can't be renamed.
 func (m *Manager) overwrite(orig original, text []byte) (string, error) {
-	err := m.at("A6", func() error {
+	err := m.at("write", func() error {
 		if _, err := m.rebuild(orig, m.parked); err != nil {
 			return err
 		}
@@ -25,7 +25,7 @@ func (m *Manager) overwrite(orig original, text []byte) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	return "in place", m.at("A7", func() error {
+	return "in place", m.at("exchange", func() error {
 		if err := m.unlock(orig); err != nil {
 			return err
 		}

@@ -62,7 +62,7 @@ type Manager struct {
 	fresh   string // path of newName
 
 	mu sync.Mutex
-	// hook, of tests, is told "A4 before", "A4 after" and so on.
+	// hook, of tests, is told "record before", "record after" and so on.
 	hook func(point string)
 }
 
@@ -172,7 +172,7 @@ var allRecords = []string{kindAttached, kindContent, kindEarlier}
 // journal of a host that stays attached for months must not grow.
 const maxEarlier = 4
 
-// original is the record of A4: all there is to know of the file before us.
+// original is what is recorded before ours is written: all there is to know of the file before us.
 type original struct {
 	Type    Type           `json:"type"`
 	Link    []byte         `json:"link,omitempty"` // bytes: a link text need not be UTF-8
@@ -202,7 +202,7 @@ type content struct {
 	Text []byte `json:"text,omitempty"`
 }
 
-// attached is the record of A8.
+// attached is what is recorded once ours is in place.
 type attached struct {
 	Method string `json:"method"`
 	Dev    uint64 `json:"dev"`

@@ -99,7 +99,7 @@ func TestBindMountRacedIn(t *testing.T) {
 	before := identify(t, h.path)
 	m := h.manager(t, nil)
 	m.hook = func(point string) {
-		if point == "A7 before" {
+		if point == "exchange before" {
 			must(t, unix.Mount("/dev/null", h.path, "", unix.MS_BIND, ""))
 		}
 	}

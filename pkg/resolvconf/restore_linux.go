@@ -100,14 +100,13 @@ func (m *Manager) restore() (Outcome, error) {
 	return out, nil
 }
 
-// reinstate is D1 to D3. It reports whether the matter is settled, so that what
+// reinstate judges, puts back and verifies. It reports whether the matter is settled, so that what
 // is parked and recorded can go. Unless durable it leaves the journal as it is.
 func (m *Manager) reinstate(durable bool) (out Outcome, settled bool, err error) {
 	doing := "restore " + m.path
 	var rec record
 	var cur object
-	var kept string
-	err = m.at("D1", func() (err error) {
+	err = m.at("judge", func() (err error) {
 		if cur, err = m.look(m.path); err != nil {
 			return err
 		}
@@ -120,6 +119,7 @@ func (m *Manager) reinstate(durable bool) (out Outcome, settled bool, err error)
 	if !rec.known {
 		return m.restoreUnrecorded(cur, rec)
 	}
+	var kept string
 	switch rec.state(cur) {
 	case StateOriginal:
 		return Outcome{Result: NothingToDo, Detail: "the original is in place"}, true, nil
@@ -141,9 +141,17 @@ func (m *Manager) reinstate(durable bool) (out Outcome, settled bool, err error)
 			kept = m.keepEdited(cur)
 		}
 	}
+	if out, err = m.replaceOurs(rec, cur); err != nil {
+		return Outcome{}, false, m.explain(doing, err)
+	}
+	out.Detail += kept
+	return out, true, nil
+}
+
+// replaceOurs has the original in the place of cur, and makes sure.
+func (m *Manager) replaceOurs(rec record, cur object) (out Outcome, err error) {
 	out = Outcome{Result: Restored}
-	err = m.at("D2", func() error {
-		var err error
+	err = m.at("put back", func() (err error) {
 		if rec.original.Type == TypeMissing {
 			out.Detail = "there was no file before, so it was removed"
 			if err = m.unchanged(cur); err == nil {
@@ -158,24 +166,16 @@ func (m *Manager) reinstate(durable bool) (out Outcome, settled bool, err error)
 		}
 		return m.fs.SyncDir(m.dir)
 	})
-	out.Detail += kept
 	if err != nil {
-		return Outcome{}, false, m.explain(doing, err)
+		return out, err
 	}
-	err = m.at("D3", func() error {
+	return out, m.at("verify", func() error {
 		now, err := m.look(m.path)
-		if err != nil {
-			return err
+		if err == nil && !rec.isOriginal(now) {
+			err = fmt.Errorf("%w: what is there now is not the original: try again", ErrChanged)
 		}
-		if !rec.isOriginal(now) {
-			return fmt.Errorf("%w: what is there now is not the original: try again", ErrChanged)
-		}
-		return nil
+		return err
 	})
-	if err != nil {
-		return Outcome{}, false, m.explain(doing, err)
-	}
-	return out, true, nil
 }
 
 // describeOriginal warns of a link that leads nowhere now: it is put back all
@@ -211,7 +211,7 @@ func (m *Manager) unchanged(cur object) error {
 	return nil
 }
 
-// putBack is D2: the parked original, or else one rebuilt from the journal,
+// putBack exchanges: the parked original, or else one rebuilt from the journal,
 // goes to its name. Ours is then under the spare name.
 func (m *Manager) putBack(rec record, cur object) (inexact []string, err error) {
 	parked, err := m.look(m.parked)
@@ -320,7 +320,7 @@ func (m *Manager) restoreFlags(o original, name string) error {
 	return m.fs.SetFlags(name, want)
 }
 
-// finish is D6, with the original in place: our names have nothing of value in
+// finish forgets, with the original in place: our names have nothing of value in
 // them now, whatever a crash may have left there. The original is forgotten
 // last, so that a crash in between finds its way here again.
 func (m *Manager) finish(rec record, out Outcome) (Outcome, error) {
@@ -335,7 +335,7 @@ func (m *Manager) finish(rec record, out Outcome) (Outcome, error) {
 
 // discard removes the parked original, its record and those of other kinds.
 func (m *Manager) discard(kinds ...string) error {
-	return m.at("D6", func() error {
+	return m.at("forget", func() error {
 		if err := m.drop(m.parked, m.fresh); err != nil {
 			return m.explain("clear up beside "+m.path, err)
 		}
@@ -458,7 +458,7 @@ func (m *Manager) restoreUnrecorded(cur object, rec record) (out Outcome, settle
 		}
 		return out, true, nil
 	}
-	err = m.at("D2", func() error {
+	err = m.at("put back", func() error {
 		switch {
 		case parked.exists() && !parkedOurs && cur.info.MountRoot:
 			if err := m.copyIn(m.parked, cur); err != nil {

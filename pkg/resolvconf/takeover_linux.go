@@ -70,7 +70,7 @@ func (m *Manager) TakeOver(t TakeOver) error {
 
 	own := append(slices.Clone(m.opts.Listen), t.Nameservers...)
 	var s survey
-	err := m.at("A1", func() (err error) {
+	err := m.at("classify", func() (err error) {
 		s, err = m.inspect(own)
 		return err
 	})
@@ -153,7 +153,7 @@ func (m *Manager) takeOver(s survey, t TakeOver, serial int) error {
 	if err != nil {
 		return fmt.Errorf("take over: %w", err)
 	}
-	err = m.at("A4", func() error {
+	err = m.at("record", func() error {
 		if err := m.journal.Record(kindOriginal, m.path, orig); err != nil {
 			return err
 		}
@@ -215,7 +215,7 @@ func (m *Manager) describe(s survey, t TakeOver) (original, error) {
 	return o, err
 }
 
-// install does A6 and A7 and names the way that worked.
+// install writes and exchanges, and names the way that worked.
 func (m *Manager) install(orig original, text []byte) (string, error) {
 	// Under our own names, so from an attach whose journal was lost.
 	for _, name := range []string{m.parked, m.fresh} {
@@ -255,11 +255,11 @@ func (m *Manager) write(name string, orig original, text []byte) error {
 }
 
 func (m *Manager) create(orig original, text []byte) (string, error) {
-	if err := m.at("A6", func() error { return m.write(m.fresh, orig, text) }); err != nil {
+	if err := m.at("write", func() error { return m.write(m.fresh, orig, text) }); err != nil {
 		return "", err
 	}
 	method := "create"
-	err := m.at("A7", func() error {
+	err := m.at("exchange", func() error {
 		err := m.fs.RenameNew(m.fresh, m.path)
 		if cannot(err) {
 			method = "create by link"
@@ -286,11 +286,11 @@ func cannot(err error) bool {
 func (m *Manager) exchange(orig original, text []byte) (string, error) {
 	// Made under the parked name at once: with the swap the original is there,
 	// and at no time does our header name a place where it isn't.
-	if err := m.at("A6", func() error { return m.write(m.parked, orig, text) }); err != nil {
+	if err := m.at("write", func() error { return m.write(m.parked, orig, text) }); err != nil {
 		return "", err
 	}
 	method := "exchange"
-	err := m.at("A7", func() error {
+	err := m.at("exchange", func() error {
 		if err := m.unlock(orig); err != nil {
 			return err
 		}
@@ -310,7 +310,7 @@ func (m *Manager) exchange(orig original, text []byte) (string, error) {
 		}
 		// By content if need be: an overlay gives another inode at copy-up.
 		if !orig.is(got) {
-			// Somebody replaced the file since A1, so it isn't the one we saved.
+			// Somebody replaced the file since it was classified, so it isn't the one we saved.
 			if err := m.fs.Exchange(m.parked, m.path); err != nil {
 				return err
 			}
@@ -351,9 +351,9 @@ func (m *Manager) park(orig original) (string, error) {
 	return method, m.fs.Rename(m.fresh, m.path)
 }
 
-// attached is A8.
+// attached confirms.
 func (m *Manager) attached(method string) error {
-	return m.at("A8", func() error {
+	return m.at("confirm", func() error {
 		info, err := m.fs.Lstat(m.path)
 		if err != nil {
 			return err
@@ -383,7 +383,7 @@ func (m *Manager) PutBack(t TakeOver) error {
 	defer m.mu.Unlock()
 	doing := "put back " + m.path
 	var s survey
-	err := m.at("A1", func() (err error) {
+	err := m.at("classify", func() (err error) {
 		s, err = m.inspect(append(slices.Clone(m.opts.Listen), t.Nameservers...))
 		return err
 	})
@@ -431,7 +431,7 @@ func (m *Manager) converge(s survey, t TakeOver) error {
 
 // renew puts text in place of what s found. The original is not touched.
 func (m *Manager) renew(s survey, t TakeOver, text []byte) error {
-	if err := m.at("A4", func() error { return m.recordText(t, s.rec.original, text) }); err != nil {
+	if err := m.at("record", func() error { return m.recordText(t, s.rec.original, text) }); err != nil {
 		return err
 	}
 	if err := m.replace(s, text); err != nil {
@@ -446,19 +446,19 @@ func (m *Manager) renew(s survey, t TakeOver, text []byte) error {
 	return m.forgetTexts(digest(text))
 }
 
-// replace does A6 and A7 where there is something that the original is not.
+// replace writes and exchanges where there is something that the original is not.
 func (m *Manager) replace(s survey, text []byte) error {
 	if s.rec.original.InPlace {
-		return m.at("A7", func() error { return m.overwriteFile(s.cur, text) })
+		return m.at("exchange", func() error { return m.overwriteFile(s.cur, text) })
 	}
-	err := m.at("A6", func() error {
+	err := m.at("write", func() error {
 		if err := hostfs.RemoveIfExists(m.fs, m.fresh); err != nil {
 			return err
 		}
 		return m.write(m.fresh, s.rec.original, text)
 	})
 	if err == nil {
-		err = m.at("A7", func() error {
+		err = m.at("exchange", func() error {
 			if err := m.swapIn(m.fresh, s.cur); err != nil {
 				return err
 			}

@@ -379,7 +379,7 @@ func TestSomebodyElseInBetween(t *testing.T) {
 			write(t, h.path, two)
 			m := h.manager(t, &faultfs.FS{Under: hostfs.OS(), Unsupported: way.unsupported})
 			m.hook = func(point string) {
-				if point == "A7 before" {
+				if point == "exchange before" {
 					write(t, h.etc+"/x", "nameserver 203.0.113.9\n")
 					must(t, os.Rename(h.etc+"/x", h.path))
 				}
@@ -399,7 +399,7 @@ func TestSomebodyElseInBetween(t *testing.T) {
 		must(t, h.manager(t, nil).TakeOver(ask))
 		m := h.manager(t, nil)
 		m.hook = func(point string) {
-			if point == "D2 before" {
+			if point == "put back before" {
 				write(t, h.etc+"/x", "nameserver 203.0.113.9\n")
 				must(t, os.Rename(h.etc+"/x", h.path))
 			}

@@ -281,12 +281,34 @@ var scopeOrder = []string{"host", "kubeswitch", "pod", "transparent", "shared"}
 
 func (r Report) writeTable(w io.Writer) error {
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
-	row := func(cells ...string) { Row(t, cells...) }
-
-	row("STATE", r.stateLine())
-	for _, problem := range r.Problems {
-		row("PROBLEM", problem)
+	for _, cells := range r.summaryRows() {
+		Row(t, cells...)
 	}
+	// Each table has columns of its own width.
+	for _, rows := range [][][]string{r.kernelEventRows(), r.resolverEventRows(), r.endpointRows(), r.programRows(), r.counterRows()} {
+		if len(rows) < 2 {
+			continue // a heading alone
+		}
+		if err := t.Flush(); err != nil {
+			return err
+		}
+		fmt.Fprintln(t)
+		for _, cells := range rows {
+			Row(t, cells...)
+		}
+	}
+	return t.Flush()
+}
+
+func (r Report) summaryRows() (rows [][]string) {
+	row := func(cells ...string) { rows = append(rows, cells) }
+	each := func(name string, lines []string) {
+		for _, line := range lines {
+			row(name, line)
+		}
+	}
+	row("STATE", r.stateLine())
+	each("PROBLEM", r.Problems)
 	if r.Attached {
 		row("TOPOLOGY", r.Topology)
 		if r.Command != "" {
@@ -294,92 +316,81 @@ func (r Report) writeTable(w io.Writer) error {
 		}
 	}
 	row("RESOLVER", r.resolverLine())
-	for _, reason := range r.Resolver.OwnerReasons {
-		row("OWNER", reason)
-	}
+	each("OWNER", r.Resolver.OwnerReasons)
 	row("UPSTREAMS", orDash(r.Resolver.Upstreams))
-	for _, skipped := range r.Resolver.Skipped {
-		row("SKIPPED", skipped)
-	}
+	each("SKIPPED", r.Resolver.Skipped)
 	if len(r.Resolver.Search) > 0 {
 		row("SEARCH", orDash(r.Resolver.Search))
 	}
 	if r.Attached {
-		row("FORWARDER", fmt.Sprintf("%s; %s, %s", orDash(r.Forwarder.Listen), say.Count(r.Forwarder.Queries, "query"), say.Count(r.Forwarder.Failures, "failure")))
-		if r.Shared != nil {
-			row("KUBESWITCH", r.Shared.String())
-		}
-		names := make([]string, 0, len(r.Zones))
-		for _, zone := range r.Zones {
-			names = append(names, zone.Name)
-		}
-		row("ZONES", orDash(names))
-		if r.Guardian != nil && r.Guardian.PID != 0 {
-			row("GUARDIAN", fmt.Sprintf("pid %d, started again %s", r.Guardian.PID, say.Count(r.Guardian.Restarts, "time")))
-		}
+		rows = append(rows, r.attachedRows()...)
 	}
 	if r.Datapath.Unseen != "" {
 		row("NOTE", r.Datapath.Unseen)
 	}
 	if r.Discovery != nil {
 		row("DISCOVERY", r.Discovery.line())
-		for _, note := range r.Discovery.Notes {
-			row("NOTE", note)
+		each("NOTE", r.Discovery.Notes)
+	}
+	return rows
+}
+
+func (r Report) attachedRows() (rows [][]string) {
+	rows = append(rows, []string{"FORWARDER", fmt.Sprintf("%s; %s, %s", orDash(r.Forwarder.Listen), say.Count(r.Forwarder.Queries, "query"), say.Count(r.Forwarder.Failures, "failure"))})
+	if r.Shared != nil {
+		rows = append(rows, []string{"KUBESWITCH", r.Shared.String()})
+	}
+	names := make([]string, 0, len(r.Zones))
+	for _, zone := range r.Zones {
+		names = append(names, zone.Name)
+	}
+	rows = append(rows, []string{"ZONES", orDash(names)})
+	if r.Guardian != nil && r.Guardian.PID != 0 {
+		rows = append(rows, []string{"GUARDIAN", fmt.Sprintf("pid %d, started again %s", r.Guardian.PID, say.Count(r.Guardian.Restarts, "time"))})
+	}
+	return rows
+}
+
+func (r Report) kernelEventRows() [][]string {
+	rows := [][]string{{"KERNEL", "CHANGE", "ACTION"}}
+	for _, e := range r.Datapath.Events {
+		rows = append(rows, []string{span(e.Time, e.Last, e.Count), e.What, e.Action})
+	}
+	return rows
+}
+
+func (r Report) resolverEventRows() [][]string {
+	rows := [][]string{{"RESOLVER FILE", "CHANGE", "BY", "ACTION"}}
+	for _, e := range r.Resolver.Events {
+		rows = append(rows, []string{span(e.Time, e.Last, e.Count), e.What, e.By, e.Action})
+	}
+	return rows
+}
+
+func (r Report) endpointRows() [][]string {
+	rows := [][]string{{"ENDPOINT", "INTERFACE", "HEALTHY", "SOURCE", "NOTE"}}
+	for _, e := range r.Endpoints {
+		rows = append(rows, []string{e.Address, orDash([]string{e.Interface}), yesNo(e.Healthy), e.Source, e.Note})
+	}
+	return rows
+}
+
+func (r Report) programRows() [][]string {
+	rows := [][]string{{"PROGRAM", "HOOK", "INTERFACE", "ID"}}
+	for _, p := range r.Datapath.Programs {
+		rows = append(rows, []string{p.Name, p.Attach, p.Interface, fmt.Sprint(p.KernelID)})
+	}
+	return rows
+}
+
+func (r Report) counterRows() [][]string {
+	rows := [][]string{{"SCOPE", "STEERED", "REPLIED", "ANSWERED", "PASSED", "REFUSED"}}
+	for _, scope := range scopeOrder {
+		if c, ok := r.Counters[scope]; ok && (c != Counters{} || scope == "host") {
+			rows = append(rows, []string{scope, fmt.Sprint(c.Steered), fmt.Sprint(c.Replied), fmt.Sprint(c.Answered), fmt.Sprint(c.Passed), fmt.Sprint(c.Refused)})
 		}
 	}
-	if err := t.Flush(); err != nil {
-		return err
-	}
-	if len(r.Datapath.Events) > 0 {
-		fmt.Fprintln(t)
-		row("KERNEL", "CHANGE", "ACTION")
-		for _, e := range r.Datapath.Events {
-			row(span(e.Time, e.Last, e.Count), e.What, e.Action)
-		}
-		if err := t.Flush(); err != nil {
-			return err
-		}
-	}
-	if len(r.Resolver.Events) > 0 {
-		fmt.Fprintln(t)
-		row("RESOLVER FILE", "CHANGE", "BY", "ACTION")
-		for _, e := range r.Resolver.Events {
-			row(span(e.Time, e.Last, e.Count), e.What, e.By, e.Action)
-		}
-		if err := t.Flush(); err != nil {
-			return err
-		}
-	}
-	if len(r.Endpoints) > 0 {
-		fmt.Fprintln(t)
-		row("ENDPOINT", "INTERFACE", "HEALTHY", "SOURCE", "NOTE")
-		for _, e := range r.Endpoints {
-			row(e.Address, orDash([]string{e.Interface}), yesNo(e.Healthy), e.Source, e.Note)
-		}
-		if err := t.Flush(); err != nil {
-			return err
-		}
-	}
-	if len(r.Datapath.Programs) > 0 {
-		fmt.Fprintln(t)
-		row("PROGRAM", "HOOK", "INTERFACE", "ID")
-		for _, p := range r.Datapath.Programs {
-			row(p.Name, p.Attach, p.Interface, fmt.Sprint(p.KernelID))
-		}
-		if err := t.Flush(); err != nil {
-			return err
-		}
-	}
-	if len(r.Counters) > 0 {
-		fmt.Fprintln(t)
-		row("SCOPE", "STEERED", "REPLIED", "ANSWERED", "PASSED", "REFUSED")
-		for _, scope := range scopeOrder {
-			if c, ok := r.Counters[scope]; ok && (c != Counters{} || scope == "host") {
-				row(scope, fmt.Sprint(c.Steered), fmt.Sprint(c.Replied), fmt.Sprint(c.Answered), fmt.Sprint(c.Passed), fmt.Sprint(c.Refused))
-			}
-		}
-	}
-	return t.Flush()
+	return rows
 }
 
 func (r Report) stateLine() string {
