@@ -25,7 +25,7 @@ func newAttachCommand() *cobra.Command {
 		Use:   "attach",
 		Short: "Resolve this host's names through k2s-dnsbpf",
 		Long: `Attach this host: steer queries for cluster zones to CoreDNS in the kernel, and forward all others to the servers that
-the host has now. Returns when the host resolves through it; the daemon stays in the background.`,
+the host uses now. Returns once the host resolves names through it; the daemon stays in the background.`,
 		Example: `  sudo k2s-dnsbpf attach
   sudo k2s-dnsbpf attach --dns-endpoint 172.20.0.10 --dns-endpoint 172.20.0.11
   sudo k2s-dnsbpf attach --service-cidr 172.21.0.0/16 --pod-cidr 172.20.0.0/16`,
@@ -69,10 +69,10 @@ the host has now. Returns when the host resolves through it; the daemon stays in
 	return cmd
 }
 
-// retryAttach is how often an attach that meets another one, on its way up or down, tries again.
+// retryAttach is the interval at which an attach that meets another one in progress tries again.
 const retryAttach = 100 * time.Millisecond
 
-// attachOrReload attaches, or gives the settings to the daemon that is attached, and returns what that one says.
+// attachOrReload attaches, or passes the settings to the attached daemon, and returns the daemon's message.
 func attachOrReload(ctx context.Context, c config.Config) (said string, err error) {
 	deadline := time.After(c.Wait)
 	replaced := false
@@ -98,7 +98,7 @@ func attachOrReload(ctx context.Context, c config.Config) (said string, err erro
 		}
 		switch {
 		case err == nil && changed:
-			return "already attached: went over to the new settings", nil
+			return "already attached: switched to the new settings", nil
 		case err == nil:
 			return "already attached", nil
 		case !errors.Is(err, control.ErrNotServing):
@@ -114,7 +114,7 @@ func attachOrReload(ctx context.Context, c config.Config) (said string, err erro
 	}
 }
 
-// replace has the daemon of another version make way, and reports whether it does: it may have died meanwhile.
+// replace asks a daemon of another version to make way and reports whether it did: it may have died in the meantime.
 func replace(ctx context.Context, c config.Config, other int) (replaced bool, err error) {
 	own, err := client.Replace(ctx, c)
 	switch {
@@ -125,7 +125,7 @@ func replace(ctx context.Context, c config.Config, other int) (replaced bool, er
 	}
 	came, err := client.AwaitSuccessor(ctx, c, other)
 	if err == nil && came != version {
-		err = fmt.Errorf("the service's program is of version %s, and this one of %s: install this one in its place", status.Printable(came, ""), version)
+		err = fmt.Errorf("the service runs version %s and this is version %s: install this one in its place", status.Printable(came, ""), version)
 	}
 	return err == nil, err
 }

@@ -21,18 +21,18 @@ import (
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/rundir"
 )
 
-// readyFDVariable names the file descriptor that a daemon in the background tells its starter the outcome through.
+// readyFDVariable names the file descriptor through which a daemon in the background reports the outcome to its starter.
 const readyFDVariable = "K2S_DNSBPF_READY_FD"
 
-// outcome is what a daemon tells its starter, once.
+// outcome is what a daemon reports to its starter, once.
 type outcome struct {
 	Ready    bool   `json:"ready"`
-	Says     string `json:"says,omitempty"`     // for who attached
+	Says     string `json:"says,omitempty"`     // for the user
 	Attached bool   `json:"attached,omitempty"` // another one is
 	Error    string `json:"error,omitempty"`
 }
 
-// readyNotifier returns the function that tells the starter. Only its first call counts; it does nothing if nobody
+// readyNotifier returns the function that reports to the starter. Only its first call counts; it does nothing if nobody
 // waits.
 func readyNotifier() func(says string, err error) {
 	fd, err := strconv.Atoi(os.Getenv(readyFDVariable))
@@ -47,15 +47,15 @@ func readyNotifier() func(says string, err error) {
 			if err != nil {
 				result.Error = err.Error()
 			}
-			// A starter that has gone does not wait for it.
+			// The starter may have exited; nobody reads it then.
 			_ = json.NewEncoder(pipe).Encode(result)
 			_ = pipe.Close()
 		})
 	}
 }
 
-// attachInBackground starts this program again in the foreground mode and a session of its own, and waits until it is
-// ready or has failed. It returns what the daemon says.
+// attachInBackground starts this program again, in foreground mode and in a new session, and waits until it is
+// ready or has failed. It returns the daemon's message.
 func attachInBackground(ctx context.Context, c config.Config) (said string, err error) {
 	if err := rundir.CheckPrivilege("attach"); err != nil {
 		return "", err
@@ -87,7 +87,7 @@ func attachInBackground(ctx context.Context, c config.Config) (said string, err 
 	if err := writer.Close(); err != nil {
 		return "", fmt.Errorf("close the pipe to the daemon: %w", err)
 	}
-	// A Ctrl-C here ends the attempt: the daemon undoes what it did and tells us so.
+	// Ctrl-C ends the attempt: the daemon undoes its changes and reports that.
 	stop := context.AfterFunc(ctx, func() { _ = child.Process.Signal(syscall.SIGTERM) })
 	defer stop()
 
@@ -108,13 +108,13 @@ func attachInBackground(ctx context.Context, c config.Config) (said string, err 
 	return "", fmt.Errorf("hear from the daemon: %w", err)
 }
 
-// foregroundArgs adds --foreground right behind the command, where a "--" can't hide it.
+// foregroundArgs adds --foreground right after the command, where a "--" can't hide it.
 func foregroundArgs(args []string) []string {
 	at := slices.Index(args, "attach") + 1
 	return slices.Insert(slices.Clone(args), at, "--foreground")
 }
 
-// absolutePaths makes the paths absolute that are meant from the directory where the command is run: a daemon leaves it.
+// absolutePaths makes paths absolute that are relative to the current directory, because the daemon changes its directory.
 func absolutePaths(c *config.Config, from string) error {
 	if c.Kubeconfig != "" {
 		c.Kubeconfig = below(from, c.Kubeconfig)
@@ -131,7 +131,7 @@ func absolutePaths(c *config.Config, from string) error {
 	return nil
 }
 
-// below is a path as it is meant in a directory.
+// below resolves a path relative to a directory.
 func below(directory, path string) string {
 	if filepath.IsAbs(path) {
 		return filepath.Clean(path)
@@ -139,10 +139,10 @@ func below(directory, path string) string {
 	return filepath.Join(directory, path)
 }
 
-// openLogTries bounds the tries to open the daemon's log, while others end and remove the directory that it is in.
+// openLogTries limits the attempts to open the daemon's log while others exit and remove its directory.
 const openLogTries = 5
 
-// openLog opens the daemon's log. Another attachment's log is not cut: an attach beside it fails and says so.
+// openLog opens the daemon's log. It does not truncate the log of another attachment: an attach beside it fails and says so.
 func openLog(c config.Config) (log *os.File, err error) {
 	for range openLogTries {
 		if err := rundir.Make(c); err != nil {

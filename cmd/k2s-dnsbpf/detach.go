@@ -14,9 +14,9 @@ import (
 func newDetachCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "detach",
-		Short: "Put everything back as it was before attach",
-		Long: `Put everything back as it was before attach, and return. The daemon lingers for a while: it answers on, for programs
-that have not read the resolver configuration again. An attach in that time takes over from it without a gap.`,
+		Short: "Restore everything to the state before attach",
+		Long: `Restore everything to the state before attach, and return. The daemon lingers for a while: it keeps answering programs
+that have not yet read the resolver configuration again. An attach during that time takes over from it without a gap.`,
 		Args: noArgs,
 	}
 	var dryRun bool

@@ -14,9 +14,9 @@ import (
 func newDoctorCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "doctor",
-		Short: "Examine this host: what is, or would be, in the way",
-		Long: `Examine this host, attached or not: the resolver file and who else has a say in it, the cluster's DNS and what kubelets
-hand to pods, the kernel. Changes nothing. Without root it says what it could not see. Exit status 3: a check failed.`,
+		Short: "Examine this host for anything that prevents, or would prevent, name resolution",
+		Long: `Examine this host, attached or not: the resolver file and other programs that manage it, the cluster's DNS, what kubelets
+hand out to Pods, and the kernel. Changes nothing. Without root it says what it could not see. Exit status 3: a check failed.`,
 		Args: noArgs,
 	}
 	reporting(cmd, newSettings(cmd), func(ctx context.Context, c config.Config) (report, bool, error) {

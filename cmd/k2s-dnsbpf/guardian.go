@@ -13,7 +13,7 @@ import (
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/host"
 )
 
-// runGuardian is the process that the daemon starts beside itself.
+// runGuardian is the main function of the guardian process, which the daemon starts.
 func runGuardian(args []string) error {
 	c, err := config.ParseCommonArgs(guardian.Command, args)
 	if err != nil {
@@ -24,11 +24,11 @@ func runGuardian(args []string) error {
 	if err != nil {
 		return usageError{err}
 	}
-	// What all packages of this program made at their start is not needed here.
+	// Memory that packages allocated during initialisation is not needed here.
 	debug.FreeOSMemory()
 	file := openedLog(c)
 	return guardian.Run(c, host.Restorer{Config: c, Log: log}, log, func() {
-		file.reopen(0) // whoever has removed it is done with us
+		file.reopen(0) // if it has been removed, nobody reads it any more
 		_, _ = memory.WriteTo(stderr)
 	})
 }

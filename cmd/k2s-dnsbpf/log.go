@@ -12,7 +12,7 @@ import (
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/status"
 )
 
-// newLogger logs to standard error, in lines that people read.
+// newLogger logs to standard error in human-readable lines.
 func newLogger(level string) (*zap.Logger, error) {
 	return newLoggerTo(stderr, level)
 }
@@ -28,7 +28,7 @@ func newLoggerTo(to zapcore.WriteSyncer, level string) (*zap.Logger, error) {
 	return zap.New(zapcore.NewCore(zapcore.NewConsoleEncoder(c), printable{to}, parsed)), nil
 }
 
-// printable lets through what may reach a terminal. It gets an entry at a time, whose cells are separated by tabs.
+// printable escapes what must not reach a terminal. It gets one entry at a time, with tab-separated cells.
 type printable struct{ zapcore.WriteSyncer }
 
 // Write implements zapcore.WriteSyncer.

@@ -28,7 +28,7 @@ const (
 var version = "devel"
 
 func main() {
-	// Before anything is made that a process which only waits has no use for.
+	// First, before allocating anything that a process which only waits does not need.
 	if is, err := asGuardian(os.Args[1:]); is {
 		status := exitStatus(err)
 		stderr.flush()
@@ -77,7 +77,7 @@ func noArgs(cmd *cobra.Command, args []string) error {
 	return nil
 }
 
-// exitStatus says what went wrong, and how much.
+// exitStatus prints what went wrong and returns the exit status.
 func exitStatus(err error) int {
 	if err == nil {
 		return 0
@@ -85,7 +85,7 @@ func exitStatus(err error) int {
 	if errors.Is(err, errUnhealthy) {
 		return exitUnhealthy
 	}
-	// Joined errors have a line each; a script reads one.
+	// Joined errors are on separate lines, and scripts read one.
 	fmt.Fprintf(stderr, "k2s-dnsbpf: %s\n", status.Printable(strings.ReplaceAll(err.Error(), "\n", "; "), ""))
 	var usage usageError
 	if errors.As(err, &usage) || errors.Is(err, config.ErrInvalid) {
@@ -94,10 +94,10 @@ func exitStatus(err error) int {
 	return exitFailed
 }
 
-// errUnhealthy ends a command whose output has said already what is wrong.
+// errUnhealthy ends a command whose output already says what is wrong.
 var errUnhealthy = errors.New("not attached or not healthy")
 
-// usageError is a command line that can't be meant.
+// usageError is an invalid command line.
 type usageError struct{ error }
 
 func (e usageError) Unwrap() error { return e.error }

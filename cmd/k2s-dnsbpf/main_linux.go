@@ -10,7 +10,7 @@ func commands() []*cobra.Command {
 	return []*cobra.Command{newAttachCommand(), newDetachCommand(), newRestoreCommand(), newStatusCommand(), newCheckCommand(), newDoctorCommand()}
 }
 
-// asGuardian runs the process that the daemon starts beside itself, if this is it.
+// asGuardian runs the guardian if this process was started as one.
 func asGuardian(args []string) (is bool, err error) {
 	if len(args) == 0 || args[0] != guardian.Command {
 		return false, nil

@@ -11,10 +11,10 @@ import (
 func newRestoreCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "restore",
-		Short: "Put the resolver configuration back, without a daemon",
-		Long: `Put the host's resolver configuration back from the journal. Needs no daemon, no network and no cluster: for a rescue
-shell, for boot, and for whoever finds a host that a dead daemon left. Beside a daemon that works it changes nothing and
-fails: detach is the command then.`,
+		Short: "Restore the resolver configuration without a daemon",
+		Long: `Restore the host's resolver configuration from the journal. Needs no daemon, network or cluster: it is for a rescue shell,
+for boot, and for a host on which the daemon has died. While a daemon is working it fails and changes nothing: use detach
+then.`,
 		Args: noArgs,
 	}
 	s := newSettings(cmd)

@@ -17,7 +17,7 @@ import (
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/status"
 )
 
-// complete gives the shell the values that a flag may have.
+// complete tells the shell the possible values of a flag.
 func complete[T ~string](cmd *cobra.Command, flag string, values ...T) {
 	words := make([]cobra.Completion, 0, len(values))
 	for _, value := range values {
@@ -28,12 +28,12 @@ func complete[T ~string](cmd *cobra.Command, flag string, values ...T) {
 	}
 }
 
-// report is what a command prints in the form that the user asks for.
+// report is what a command prints, in the format that the user asks for.
 type report interface {
 	Write(w io.Writer, format status.Format) error
 }
 
-// reporting makes a command print what gather makes of the settings, and fail with exit status 3 if that is not healthy.
+// reporting makes a command print the result of gather, and exit with status 3 if that is not healthy.
 func reporting(cmd *cobra.Command, s *settings, gather func(context.Context, config.Config) (r report, healthy bool, err error)) {
 	var output string
 	cmd.Flags().StringVarP(&output, "output", "o", string(status.Table), "output `FORMAT`: table, json or yaml")
@@ -61,19 +61,19 @@ func reporting(cmd *cobra.Command, s *settings, gather func(context.Context, con
 	}
 }
 
-// settings are the flags that change the configuration. Only those that were given do so: the file comes before the
-// defaults, and the command line before the file.
+// settings are the flags that change the configuration. Only flags that were given do: the file overrides the
+// defaults, and the command line overrides the file.
 type settings struct {
 	file string
 	warn func() io.Writer
-	// strict settings need a file without a fault. Commands that look or take away go on without what is wrong in it: a host
-	// must not be left without its resolver file for a slip in ours.
+	// strict rejects an invalid file. Commands that only look or undo ignore what is wrong in it: a host
+	// must not be left without its resolver file because of a mistake in ours.
 	strict bool
 	given  []*settingFlag
 	names  *pflag.FlagSet
 }
 
-// newSettings adds the flags that every command has.
+// newSettings adds the flags that all commands have.
 func newSettings(cmd *cobra.Command) *settings {
 	s := &settings{names: cmd.Flags(), warn: cmd.ErrOrStderr}
 	s.names.StringVar(&s.file, "config", config.DefaultFile, "configuration `FILE`, optional if it is the default one")
@@ -111,7 +111,7 @@ func (s *settings) offer(cmd *cobra.Command, row config.Setting) {
 // settingFlag is a setting on the command line. It implements pflag.Value.
 type settingFlag struct {
 	row   config.Setting
-	texts []string // all that were given; of a setting that is no list the last one counts
+	texts []string // all values given; for a setting that is not a list, the last one
 }
 
 func (f *settingFlag) Type() string { return f.row.Kind() }
@@ -119,7 +119,7 @@ func (f *settingFlag) Type() string { return f.row.Kind() }
 func (f *settingFlag) String() string {
 	if len(f.texts) == 0 {
 		if f.row.Negated || f.row.Otherwise != "" {
-			return "" // the help says it in words
+			return "" // the help describes it in words
 		}
 		return f.row.Display(config.Default())
 	}
@@ -137,15 +137,15 @@ func (f *settingFlag) Set(text string) error {
 	return nil
 }
 
-// config joins defaults, file and flags. Where the file has a fault, and that is no error, directories are those of the
-// attachment that the journal knows.
+// config combines defaults, file and flags. If the file is invalid and that is not an error, directories are those of the
+// attachment in the journal.
 func (s *settings) config(ctx context.Context) (config.Config, error) {
 	c, err := config.Load(ctx, s.file, s.names.Changed("config"))
 	if err != nil && s.strict {
 		return c, err
 	}
 	if err != nil {
-		fmt.Fprintf(s.warn(), "k2s-dnsbpf: warning: %s: going on without it\n", status.Printable(err.Error(), ""))
+		fmt.Fprintf(s.warn(), "k2s-dnsbpf: warning: %s: ignored\n", status.Printable(err.Error(), ""))
 		c = client.AttachedPaths(c)
 	}
 	for _, flag := range s.given {
@@ -162,7 +162,7 @@ func (s *settings) config(ctx context.Context) (config.Config, error) {
 	return c, nil
 }
 
-// configAndLogger is config, with a logger of the level that it names.
+// configAndLogger is config, with a logger of the configured level.
 func (s *settings) configAndLogger(ctx context.Context) (config.Config, *zap.Logger, error) {
 	c, err := s.config(ctx)
 	if err != nil {

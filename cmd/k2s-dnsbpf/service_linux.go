@@ -22,11 +22,11 @@ import (
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/status"
 )
 
-// service is a daemon in this process, with who started it and who may send it signals.
+// service runs a daemon in this process and handles its starter, its service manager and signals.
 type service struct {
 	settings *settings
-	config   config.Config // what file and command line said last
-	from     string        // the directory in which they said so
+	config   config.Config // of file and command line, as last read
+	from     string        // the directory that relative paths refer to
 	log      *zap.Logger
 	file     *logFile
 }
@@ -36,7 +36,7 @@ func (s *service) run(cmd *cobra.Command) error {
 	unblockStderr()
 	s.file = openedLog(s.config)
 	s.settings.file = below(s.from, s.settings.file)
-	// Not to hold the file system that it was started from.
+	// So as not to keep the file system busy that it was started from.
 	if err := os.Chdir("/"); err != nil {
 		return fmt.Errorf("leave the working directory: %w", err)
 	}
@@ -53,14 +53,14 @@ func (s *service) run(cmd *cobra.Command) error {
 		s.tell("READY=1")
 		go s.follow(cmd.Context(), d, hangups)
 	})
-	// Without effect if ready has been said.
+	// Has no effect after ready.
 	notify("", err)
 	return err
 }
 
 // StartSuccessor implements daemon.Manager.
 func (s *service) StartSuccessor() (pid int, err error) {
-	program, err := os.Executable() // where this one was, if a package has replaced it
+	program, err := os.Executable() // a package may have replaced the file
 	if err != nil {
 		return 0, fmt.Errorf("start the successor: %w", err)
 	}
@@ -76,7 +76,7 @@ func (s *service) StartSuccessor() (pid int, err error) {
 // Succeeded implements daemon.Manager.
 func (s *service) Succeeded(pid int) { s.tell(fmt.Sprintf("MAINPID=%d", pid)) }
 
-// follow does what a hangup asks for. One that came before the daemon was ready has waited.
+// follow handles hangups. One that arrived before the daemon was ready has been queued.
 func (s *service) follow(ctx context.Context, d *daemon.Daemon, hangups <-chan os.Signal) {
 	for range hangups {
 		s.tell(fmt.Sprintf("RELOADING=1\nMONOTONIC_USEC=%d", monotonic().Microseconds()))
@@ -90,7 +90,7 @@ func (s *service) follow(ctx context.Context, d *daemon.Daemon, hangups <-chan o
 	}
 }
 
-// reload reads file and command line again. Where they say what they said last, an attach that has been run since has its way.
+// reload reads file and command line again. If they have not changed, the settings of a later attach stay in effect.
 func (s *service) reload(ctx context.Context, d *daemon.Daemon) error {
 	fresh, err := s.settings.config(ctx)
 	if err != nil {
@@ -100,7 +100,7 @@ func (s *service) reload(ctx context.Context, d *daemon.Daemon) error {
 		return err
 	}
 	if reflect.DeepEqual(fresh, s.config) {
-		s.log.Info("hangup: settings are as they were")
+		s.log.Info("hangup: settings unchanged")
 		return nil
 	}
 	if _, err := d.Reload(ctx, fresh); err != nil {
@@ -112,11 +112,11 @@ func (s *service) reload(ctx context.Context, d *daemon.Daemon) error {
 
 func (s *service) tell(state string) {
 	if err := notifySystemd(state); err != nil {
-		s.log.Warn("systemd not told", zap.Error(err))
+		s.log.Warn("systemd not notified", zap.Error(err))
 	}
 }
 
-// monotonic is the time by which systemd tells an old message from a new one (sd_notify(3)).
+// monotonic is the time by which systemd distinguishes old messages from new ones (sd_notify(3)).
 func monotonic() time.Duration {
 	var now unix.Timespec
 	if err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &now); err != nil {
@@ -125,7 +125,7 @@ func monotonic() time.Duration {
 	return time.Duration(now.Nano())
 }
 
-// logFile is the log of a daemon in the background, which is standard output and standard error; nil where they are something else.
+// logFile is the log of a daemon in the background, on standard output and standard error; nil if those are something else.
 type logFile struct{ config config.Config }
 
 func openedLog(c config.Config) *logFile {
@@ -140,8 +140,8 @@ func openedLog(c config.Config) *logFile {
 	return &logFile{c}
 }
 
-// reopen goes over to the file of that name, for who has moved the old one away. With O_CREATE it is made if there is none yet. Where it can't
-// be opened the old one stays.
+// reopen switches to the file of that name, after the old one has been moved away. With O_CREATE it is created if it does not exist. If it can't
+// be opened, the old one stays in use.
 func (l *logFile) reopen(flags int) {
 	if l == nil {
 		return
@@ -151,13 +151,13 @@ func (l *logFile) reopen(flags int) {
 		return
 	}
 	if err != nil {
-		fmt.Fprintf(stderr, "k2s-dnsbpf: go over to another log: %s\n", err)
+		fmt.Fprintf(stderr, "k2s-dnsbpf: switch to another log: %s\n", err)
 		return
 	}
 	defer file.Close()
 	for _, fd := range []int{unix.Stdout, unix.Stderr} {
 		if err := unix.Dup3(int(file.Fd()), fd, 0); err != nil {
-			fmt.Fprintf(stderr, "k2s-dnsbpf: go over to %s: %s\n", file.Name(), err)
+			fmt.Fprintf(stderr, "k2s-dnsbpf: switch to %s: %s\n", file.Name(), err)
 		}
 	}
 }

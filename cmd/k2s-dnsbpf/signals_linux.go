@@ -9,10 +9,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// changing are the commands that change the host. What they are in the middle of is not cut short by who no longer reads what they say.
+// changing are the commands that change the host. They must not be interrupted because nobody reads their output any more.
 var changing = []string{"attach", "detach", "restore"}
 
-// prepareSignals says what the signals mean to a command, but for those that end any.
+// prepareSignals sets up signal handling for a command, except for the signals that end every command.
 func prepareSignals(cmd *cobra.Command, _ []string) {
 	if slices.Contains(changing, cmd.Name()) {
 		outliveReaders()
@@ -23,16 +23,16 @@ func prepareSignals(cmd *cobra.Command, _ []string) {
 	}
 }
 
-// outliveReaders has a write fail where it would end the process: to a pipe or socket whose reader is gone (SIGPIPE, after which systemd
-// takes a service for ended well), and past a limit of file sizes (SIGXFSZ). They are caught, not ignored: programs that we start would
-// inherit that. Only for SIGTTOU, by which a terminal stops who writes from the background, to catch it is not enough.
+// outliveReaders makes writes fail that would otherwise end the process: to a pipe or socket whose reader is gone (SIGPIPE, after which systemd
+// considers a service to have ended well), and beyond a file size limit (SIGXFSZ). The signals are caught, not ignored, because child processes would
+// inherit that. Only SIGTTOU, by which a terminal stops background writers, has to be ignored.
 func outliveReaders() {
 	signal.Notify(make(chan os.Signal, 1), unix.SIGPIPE, unix.SIGXFSZ)
 	signal.Ignore(unix.SIGTTOU)
 }
 
-// reloads reports whether a hangup has the command read its settings again: a daemon's does, unless it is in the foreground of a terminal,
-// whose end would leave the host's resolver file to nobody. A daemon that nohup started has no terminal that it minds.
+// reloads reports whether a hangup makes the command read its settings again. It does for a daemon, unless that is in the foreground of a terminal,
+// whose end would leave nobody responsible for the host's resolver file. A daemon started by nohup ignores its terminal.
 func reloads(cmd *cobra.Command) bool {
 	foreground, err := cmd.Flags().GetBool("foreground")
 	return err == nil && foreground && (signal.Ignored(unix.SIGHUP) || !hasTerminal())
@@ -48,8 +48,8 @@ func hasTerminal() bool {
 	return true
 }
 
-// unblockStderr has a crash not wait for a reader either: what the runtime writes of it to a pipe that nobody empties would keep the process
-// from ending, with its sockets. The pipe or terminal is opened anew, for its flags are also those of who gave it to us. A socket can't be.
+// unblockStderr keeps a crash from waiting for a reader: the runtime's output to a pipe that nobody reads would keep the process
+// and its sockets alive. The pipe or terminal is reopened, since its flags are shared with whoever passed it on. A socket can't be reopened.
 func unblockStderr() {
 	info, err := os.Stderr.Stat()
 	if err != nil || info.Mode()&(os.ModeNamedPipe|os.ModeCharDevice) == 0 {

@@ -14,8 +14,8 @@ import (
 func newStatusCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "status",
-		Short: "Say what is attached and whether it is well",
-		Long:  "Say what is attached and whether it is well. Exit status 3: not attached, or not healthy.",
+		Short: "Show what is attached and whether it is healthy",
+		Long:  "Show what is attached and whether it is healthy. Exit status 3: not attached, or not healthy.",
 		Args:  noArgs,
 	}
 	reporting(cmd, newSettings(cmd), func(ctx context.Context, c config.Config) (report, bool, error) {

@@ -10,23 +10,23 @@ import (
 )
 
 const (
-	// stderrRoom is how many octets may wait for who reads standard error.
+	// stderrRoom limits the octets that wait for the reader of standard error.
 	stderrRoom = 1 << 20
-	// stderrPatience is how long the end of the program waits for that.
+	// stderrPatience is how long the program waits for that reader at its end.
 	stderrPatience = time.Second
 )
 
-// stderr is standard error, for all that this program says there. It never blocks and never fails: a pipe that nobody reads, a terminal that
-// is held and a full disk cost lines, which are counted, and nothing else.
+// stderr is standard error. It never blocks and never fails: if a pipe is not read, a terminal
+// is stopped or a disk is full, lines are dropped and counted.
 var stderr = newPatient(os.Stderr)
 
-// patient writes from a goroutine of its own. It is safe for concurrent use.
+// patient writes in a separate goroutine. It is safe for concurrent use.
 type patient struct {
 	mu     sync.Mutex
 	to     io.Writer
 	queue  bytes.Buffer
-	lost   int           // lines since the last that was written
-	idle   chan struct{} // closed while nothing waits to be written
+	lost   int           // lines dropped since the last one written
+	idle   chan struct{} // closed while nothing is waiting to be written
 	active bool
 }
 
@@ -52,7 +52,7 @@ func (p *patient) Write(lines []byte) (int, error) {
 	return len(lines), nil
 }
 
-// drain writes out what waits, until nothing does.
+// drain writes what is waiting, until nothing is left.
 func (p *patient) drain() {
 	for {
 		p.mu.Lock()
@@ -80,7 +80,7 @@ func (p *patient) drain() {
 	}
 }
 
-// use has what is written from now on go to another writer.
+// use redirects further output to another writer.
 func (p *patient) use(to io.Writer) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -90,7 +90,7 @@ func (p *patient) use(to io.Writer) {
 // Sync implements zapcore.WriteSyncer.
 func (p *patient) Sync() error { return nil }
 
-// flush waits until all is written, for as long as that is worth it.
+// flush waits until everything is written, but not longer than stderrPatience.
 func (p *patient) flush() {
 	p.mu.Lock()
 	idle := p.idle

@@ -8,8 +8,8 @@ import (
 	"os"
 )
 
-// notifySystemd tells the service manager how this service is, by the protocol of sd_notify(3). Without a manager that
-// listens it does nothing.
+// notifySystemd reports this service's state to the service manager by the protocol of sd_notify(3). Without a manager
+// it does nothing.
 func notifySystemd(state string) error {
 	socket := os.Getenv("NOTIFY_SOCKET")
 	if socket == "" {

@@ -14,19 +14,19 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// Setting is one row of the table that everything about a setting is made from: the key of the file, the flag and its help, the
-// default, the check, what a change needs, and the documentation.
+// Setting is one row of the table from which everything about a setting is made: the key of the file, the flag and its help, the
+// default, the check, what a change requires, and the documentation.
 type Setting struct {
 	Key       string   // in the file, in the journal's copy of the settings and on the control socket
 	Flag      string   // on the command line; empty if only the file has it
 	Negated   bool     // the flag switches the setting off, as --no-bpf does
 	Common    bool     // every command has the flag, not attach alone
-	Usage     string   // what the setting says, with the placeholder of its value in backquotes
-	Otherwise string   // what holds where the setting is not given, if that is not its default value
+	Usage     string   // the meaning, with the placeholder of the value in backquotes
+	Otherwise string   // what applies if the setting is not given, if that is not the default value
 	Values    []string // all values there are, where they are words
 	Example   string   // a value for the documentation, in YAML
 	Live      bool     // it can change while attached; else the host has to be detached first
-	Anchors   bool     // it says where an attachment's things are: what a dead daemon left elsewhere can't be adopted
+	Anchors   bool     // it locates an attachment: what a dead daemon left elsewhere can't be adopted
 
 	kind    string                                          // as pflag names types: string, bool, duration; list is ours
 	assign  func(*Config, []string) error                   // a list takes all texts, anything else the first
@@ -224,7 +224,7 @@ func enumerate(words []string) string {
 	return strings.Join(words[:last], ", ") + " or " + words[last]
 }
 
-// Default returns the settings of a host that says nothing.
+// Default returns the default settings.
 func Default() (c Config) {
 	for _, s := range table {
 		s.reset(&c)
@@ -254,8 +254,8 @@ func NeedDetach(now, next Config) (keys []string) {
 	return differing(now, next, func(s Setting) bool { return !s.Live })
 }
 
-// CanAdopt reports whether what a daemon with the settings old left behind is where one with the settings next will have it.
-// Without programs in the kernel there is nothing that would go on working until then.
+// CanAdopt reports whether what a daemon with the settings old left behind is where a daemon with the settings next would put it.
+// Without programs in the kernel there is nothing that keeps working until then.
 func CanAdopt(old, next Config) bool {
 	return old.BPF && len(differing(old, next, func(s Setting) bool { return s.Anchors })) == 0
 }

@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-// table is all that there is to say about each setting. A new one is a field of Config and a row here.
+// table describes all settings. A new one needs a field in Config and a row here.
 var table = []Setting{
 	word(Setting{Key: "topology", Flag: "topology", Usage: "kind of host"},
 		func(c *Config) *Topology { return &c.Topology }, TopologyNativeLinux, TopologyNativeLinux),
@@ -29,7 +29,7 @@ var table = []Setting{
 		Example: "coredns", Live: true, Otherwise: "coredns, else the name of the Service",
 	}, func(c *Config) *string { return &c.CorefileConfigMap }, "", nil),
 	toggle(Setting{
-		Key: "stubZones", Flag: "stub-zones", Usage: "ask CoreDNS for the zones too that it only forwards", Live: true,
+		Key: "stubZones", Flag: "stub-zones", Usage: "also ask CoreDNS for zones that it only forwards", Live: true,
 	}, func(c *Config) *bool { return &c.StubZones }, false),
 	word(Setting{
 		Key: "endpointPreference", Flag: "endpoint-preference", Live: true,
@@ -45,11 +45,11 @@ var table = []Setting{
 		Otherwise: "those of the Corefile; " + DefaultZone + " if there is none",
 	}, func(c *Config) *[]string { return &c.Zones }, asIs, checkZone),
 	list(Setting{
-		Key: "serviceCIDRs", Flag: "service-cidr", Usage: "range of Service addresses, `PREFIX`, whose reverse zones are the cluster's too",
+		Key: "serviceCIDRs", Flag: "service-cidr", Usage: "range of Service addresses, `PREFIX`, whose reverse zones belong to the cluster",
 		Example: "[172.21.0.0/16]", Live: true, Otherwise: "those of the ServiceCIDR objects",
 	}, func(c *Config) *[]netip.Prefix { return &c.ServiceCIDRs }, parsePrefix, nil),
 	list(Setting{
-		Key: "podCIDRs", Flag: "pod-cidr", Usage: "range of Pod addresses, `PREFIX`, whose reverse zones are the cluster's too",
+		Key: "podCIDRs", Flag: "pod-cidr", Usage: "range of Pod addresses, `PREFIX`, whose reverse zones belong to the cluster",
 		Example: "[172.20.0.0/16]", Live: true, Otherwise: "the nodes' podCIDRs",
 	}, func(c *Config) *[]netip.Prefix { return &c.PodCIDRs }, parsePrefix, nil),
 	list(Setting{
@@ -67,7 +67,7 @@ var table = []Setting{
 	}, func(c *Config) *[]netip.Prefix { return &c.Allowed }, parsePrefix, nil),
 	list(Setting{
 		Key: "pods", Flag: "pods", Example: "[cni0]", Live: true,
-		Usage: "`PATTERN` of interfaces that pods are behind, such as cni0, veth*, cali*: their queries to the cluster's DNS address are steered too",
+		Usage: "`PATTERN` of interfaces that lead to Pods, such as cni0, veth*, cali*: their queries to the cluster's DNS address are steered too",
 	}, func(c *Config) *[]string { return &c.Pods }, asIs, checkPattern),
 	list(Setting{
 		Key: "clusterDNS", Flag: "cluster-dns", Usage: "`IP` that pods ask", Example: "[172.21.0.10]", Live: true,
@@ -76,18 +76,18 @@ var table = []Setting{
 
 	word(Setting{
 		Key: "resolver", Flag: "resolver", Anchors: true,
-		Usage: "what to do with the resolver configuration: takeover, transparent (leave it, steer what goes to the host's own resolver on loopback) or none",
+		Usage: "what to do with the resolver configuration: takeover, transparent (leave it, and steer queries to the host's own resolver on loopback) or none",
 	}, func(c *Config) *ResolverMode { return &c.Resolver }, ResolverTakeover, ResolverTakeover, ResolverTransparent, ResolverNone),
 	word(Setting{
 		Key: "onForeignChange", Flag: "on-foreign-change", Live: true,
-		Usage: "when somebody else rewrites the resolver configuration: retake it, with theirs as what detach restores, or yield",
+		Usage: "when somebody else rewrites the resolver configuration: retake it (and let detach restore theirs), or yield",
 	}, func(c *Config) *ChangePolicy { return &c.OnForeignChange }, ChangeRetake, ChangeRetake, ChangeYield),
 	toggle(Setting{
-		Key: "inPlace", Flag: "in-place", Usage: "overwrite a resolver configuration that is a bind mount, as in a container, and so can't be exchanged",
+		Key: "inPlace", Flag: "in-place", Usage: "overwrite a resolver configuration that can't be exchanged because it is a bind mount, as in a container",
 	}, func(c *Config) *bool { return &c.InPlace }, false),
 	toggle(Setting{
 		Key: "overrideImmutable", Flag: "override-immutable",
-		Usage: "take the attribute of chattr +i or +a from the resolver configuration while attached",
+		Usage: "remove the attribute of chattr +i or +a from the resolver configuration while attached",
 	}, func(c *Config) *bool { return &c.OverrideImmutable }, false),
 	toggle(Setting{
 		Key: "bpf", Flag: "no-bpf", Negated: true, Usage: "do everything in user space", Anchors: true,
@@ -98,14 +98,14 @@ var table = []Setting{
 	}, func(c *Config) *time.Duration { return &c.Wait }, DefaultWait, checkWait),
 	duration(Setting{
 		Key: "linger", Flag: "linger", Live: true,
-		Usage: "how long the daemon answers on after a detach at least, 0 for not at all; it ends when nobody has asked it for half of that, or after six times as long",
+		Usage: "how long the daemon keeps answering after a detach, at least; 0 turns that off. It ends once nobody has asked it for half of that time, or after six times as long",
 	}, func(c *Config) *time.Duration { return &c.Linger }, DefaultLinger, checkLinger),
 
 	text(Setting{
 		Key: "resolvConf", Flag: "resolv-conf", Common: true, Usage: "resolver configuration `FILE` of the host", Anchors: true,
 	}, func(c *Config) *string { return &c.ResolvConf }, DefaultResolvConf, checkPath),
 	text(Setting{
-		Key: "stateDir", Flag: "state-dir", Common: true, Usage: "`DIR` of the journal, kept over a reboot",
+		Key: "stateDir", Flag: "state-dir", Common: true, Usage: "`DIR` of the journal, which must survive a reboot",
 	}, func(c *Config) *string { return &c.StateDir }, DefaultStateDir, checkPath),
 	text(Setting{
 		Key: "runDir", Flag: "run-dir", Common: true, Usage: "`DIR` of the lock and the control socket",

@@ -27,7 +27,7 @@ import (
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/state"
 )
 
-// attach is the whole way up: check, load, listen, discover, attach, test, and the resolver last, so that no program
+// attach is the complete start: check, load, listen, discover, attach, test, and the resolver last, so that no program
 // is ever pointed at something that does not answer.
 func (d *Daemon) attach(ctx context.Context) error {
 	c := d.now.config
@@ -69,7 +69,7 @@ func (d *Daemon) attach(ctx context.Context) error {
 	return nil
 }
 
-// check reads and judges everything, and binds the sockets, which nobody sees until they are asked, or takes them over
+// check reads and judges everything, and binds the sockets, which has no effect until queries arrive, or takes them over
 // from a daemon that lingers. It changes nothing on the host.
 func (d *Daemon) check(ctx context.Context) (err error) {
 	s := &d.now
@@ -86,7 +86,7 @@ func (d *Daemon) check(ctx context.Context) (err error) {
 		return err
 	}
 	if d.predecessor == nil {
-		// Before the first snapshot: names outside the cluster are answered from the first packet on.
+		// Before the first snapshot, so that names outside the cluster are answered from the first packet on.
 		if err := d.listen(ctx); err != nil {
 			return err
 		}
@@ -95,13 +95,13 @@ func (d *Daemon) check(ctx context.Context) (err error) {
 		return err
 	}
 	if s.snapshot, err = s.source.WaitForSync(ctx); err == nil && d.predecessor != nil {
-		// Not before: until now its sockets are served by one who knows endpoints.
+		// Not earlier: until now its sockets are served by a process that knows endpoints.
 		err = d.listen(ctx)
 	}
 	return err
 }
 
-// openForwarder makes the forwarder for those addresses that it can have, with the sockets of a daemon that lingers.
+// openForwarder creates the forwarder for the addresses that are available, with the sockets of a daemon that lingers.
 func (d *Daemon) openForwarder(ctx context.Context) error {
 	facts, err := host.LookAtListeners(d.now.config)
 	if err != nil {
@@ -124,7 +124,7 @@ func (d *Daemon) openForwarder(ctx context.Context) error {
 	return nil
 }
 
-// listen begins to forward, cluster names to the endpoints that are known so far.
+// listen starts to forward, cluster names to the endpoints known so far.
 func (d *Daemon) listen(ctx context.Context) error {
 	desired, err := d.plan(d.now)
 	if err != nil {
@@ -136,7 +136,7 @@ func (d *Daemon) listen(ctx context.Context) error {
 	return d.forwarder.Listen(ctx)
 }
 
-// listenAtMore serves addresses that have come since the attach.
+// listenAtMore serves addresses that have appeared since the attach.
 func (d *Daemon) listenAtMore(listen []netip.AddrPort) error {
 	served := d.forwarder.Addrs()
 	for _, address := range listen {
@@ -151,12 +151,12 @@ func (d *Daemon) listenAtMore(listen []netip.AddrPort) error {
 	return nil
 }
 
-// inspectResolver looks at the resolver's state and judges whether it is fit for what is to be done with it.
+// inspectResolver inspects the resolver configuration and judges whether the configured mode is possible.
 func (d *Daemon) inspectResolver() error {
 	s := &d.now
 	own := addresses(s.desired.Listen)
 	if s.holder.name != "" && s.config.Resolver == config.ResolverTakeover {
-		// Who has the port there asks the servers of the resolver file, and so us.
+		// The server that has the port there asks the servers of the resolver file, and so us.
 		own = append(own, plan.KubeSwitchAddress(s.config))
 	}
 	manager, err := resolvconf.New(resolvconf.Options{
@@ -187,7 +187,7 @@ func addresses(servers []netip.AddrPort) []netip.Addr {
 	return list
 }
 
-// begin opens the journal's new page. From here on the host is changed, and every change is recorded before.
+// begin opens a new page in the journal. From here on the host is changed, and every change is recorded before it is made.
 func (d *Daemon) begin() error {
 	if err := d.recordSettings(state.Header{}); err != nil {
 		return fmt.Errorf("%w: make room there, or name another directory with --state-dir", err)
@@ -195,7 +195,7 @@ func (d *Daemon) begin() error {
 	return nil
 }
 
-// recordSettings begins a page of the journal with this daemon's settings and, of an attachment that goes on, its header.
+// recordSettings begins a page of the journal with this daemon's settings and, if an attachment continues, its header.
 func (d *Daemon) recordSettings(header state.Header) error {
 	params, err := json.Marshal(d.now.config)
 	if err != nil {
@@ -205,8 +205,8 @@ func (d *Daemon) recordSettings(header state.Header) error {
 	return d.journal.Begin(header)
 }
 
-// publishKubeletFile gives a kubelet on this host a file to hand to pods that does not point at our loopback address.
-// Without an upstream that a pod could reach there is nothing to publish, which is no reason not to attach.
+// publishKubeletFile provides a file that a kubelet on this host can hand out to Pods, without our loopback address in it.
+// Without an upstream that a Pod could reach there is nothing to publish, which does not prevent the attach.
 func (d *Daemon) publishKubeletFile() error {
 	var upstreams []netip.Addr
 	for _, upstream := range d.now.desired.Fallback {
@@ -225,14 +225,14 @@ func (d *Daemon) publishKubeletFile() error {
 	return err
 }
 
-// greet asks endpoints that are new, while those before them are in use: the neighbour is known then, and who has just
-// become ready has room for a first query before all come. It waits for a moment only, and judges nothing.
+// greet queries new endpoints while the old ones are still in use: their neighbour entries exist then, and an endpoint that has just
+// become ready can warm up. It waits only briefly and judges nothing.
 func (d *Daemon) greet(ctx context.Context, snapshot cluster.Snapshot) {
 	next := d.now.clone()
 	next.snapshot = snapshot
 	desired, err := d.plan(next)
 	if err != nil {
-		return // the update says so
+		return // the update reports it
 	}
 	known := d.now.desired.Addresses(plan.Endpoint.Asked)
 	d.health.greet(ctx, slices.DeleteFunc(desired.Addresses(plan.Endpoint.Asked), func(address netip.AddrPort) bool {

@@ -18,14 +18,14 @@ import (
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/status"
 )
 
-// attachment is what a daemon knows, and what it made of that. The loop has one that it changes; who else wants to know gets
-// the one that was published last, which nobody changes any more.
+// attachment is what a daemon knows and what it made of it. The loop has one that it changes; everybody else gets
+// the last one published, which is immutable.
 type attachment struct {
 	config config.Config
 	source source
-	// inspection is of the resolver file as it was before it was taken over, or as its owner has written it since.
+	// inspection is of the resolver file before it was taken over, or as its owner has rewritten it since.
 	inspection resolvconf.Inspection
-	// resolvers are the host's own on loopback, in transparent mode.
+	// resolvers are the host's own resolvers on loopback, in transparent mode.
 	resolvers []netip.Addr
 	snapshot  cluster.Snapshot
 	holder    portHolder // of the KubeSwitch address
@@ -35,19 +35,19 @@ type attachment struct {
 	events    []status.KernelEvent
 }
 
-// clone returns a state that can be changed without changing this one.
+// clone returns a copy that can be changed independently.
 func (s attachment) clone() attachment {
 	s.problems = maps.Clone(s.problems)
 	return s
 }
 
-// publish makes the loop's state the one that others see.
+// publish makes the loop's state visible to others.
 func (d *Daemon) publish() {
 	seen := d.now.clone()
 	d.seen.Store(&seen)
 }
 
-// note notes a problem, or that there is none any more, which an empty text says.
+// note records a problem; an empty text clears it.
 func (d *Daemon) note(kind plan.ProblemKind, text string) {
 	if text == d.now.problems[kind] {
 		return
@@ -60,7 +60,7 @@ func (d *Daemon) note(kind plan.ProblemKind, text string) {
 	d.publish()
 }
 
-// plan says what shall be true of this host in a state.
+// plan computes the desired state of this host.
 func (d *Daemon) plan(s attachment) (plan.Desired, error) {
 	facts, err := d.looker.Look(s.config, s.inspection, s.snapshot)
 	if err != nil {
@@ -71,8 +71,8 @@ func (d *Daemon) plan(s attachment) (plan.Desired, error) {
 	return plan.Make(plan.Input{Settings: s.config, Facts: facts, Snapshot: s.snapshot, Health: d.health.view()})
 }
 
-// enter makes the plan of a state true. After an error the state before counts on, and what is true is between the two until a
-// replan, which the loop soon does.
+// enter applies the plan of a state. After an error the previous state stays current, and the host is between the two until a
+// replan, which the loop does soon.
 func (d *Daemon) enter(next attachment) error {
 	desired, err := d.plan(next)
 	if err != nil {
@@ -82,7 +82,7 @@ func (d *Daemon) enter(next attachment) error {
 	return d.realize(next, desired)
 }
 
-// realize is enter with a plan that is made already.
+// realize is enter for an existing plan.
 func (d *Daemon) realize(next attachment, desired plan.Desired) error {
 	next.desired = desired
 	d.between = true
@@ -96,7 +96,7 @@ func (d *Daemon) realize(next attachment, desired plan.Desired) error {
 	return nil
 }
 
-// apply makes forwarder and kernel what a state wants. The forwarder comes first: it takes what the kernel passes while the
+// apply applies a state to forwarder and kernel. The forwarder comes first: it handles what the kernel passes while the
 // maps change.
 func (d *Daemon) apply(next *attachment) error {
 	desired := next.desired
@@ -123,7 +123,7 @@ func (d *Daemon) apply(next *attachment) error {
 	return d.listenAtMore(desired.Listen)
 }
 
-// keep looks after what is in the kernel.
+// keep checks and restores what is in the kernel.
 func (d *Daemon) keep(now time.Time) {
 	problem := d.host.Keep(now)
 	if events := d.host.Events(); !reflect.DeepEqual(events, d.now.events) {
@@ -149,14 +149,14 @@ func (d *Daemon) logChanges(old, now plan.Desired) {
 	}
 }
 
-// update enters a state that an event has led to. A failure leaves the old one in effect and shows in status.
+// update enters a state that follows from an event. A failure leaves the old one in effect and appears in status.
 func (d *Daemon) update(next attachment) { d.settle(d.enter(next)) }
 
-// settle tells what came of entering a state.
+// settle records the result of entering a state.
 func (d *Daemon) settle(err error) {
 	if err != nil {
 		if err.Error() != d.now.problems[plan.ProblemUpdate] { // it is tried again and again
-			d.log.Error("a change is not in effect, the old state stays", zap.Error(err))
+			d.log.Error("a change could not be applied, the old state stays in effect", zap.Error(err))
 		}
 		d.note(plan.ProblemUpdate, err.Error())
 		return
@@ -164,8 +164,8 @@ func (d *Daemon) settle(err error) {
 	d.note(plan.ProblemUpdate, "")
 }
 
-// replan looks at the host again, and does something only if what shall be true has changed, or may not be true: a busy
-// host changes its routes often, those to the endpoints seldom.
+// replan inspects the host again and acts only if the desired state has changed or may not be in effect: a busy
+// host changes its routes often, but rarely those to endpoints.
 func (d *Daemon) replan() {
 	desired, err := d.plan(d.now)
 	switch {

@@ -31,20 +31,20 @@ import (
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/status"
 )
 
-// errInterrupted is the end of an attach that a signal or a detach cut short.
+// errInterrupted is returned by an attach that was cut short by a signal or a detach.
 var errInterrupted = errors.New("attach: interrupted, all changes undone")
 
 const (
 
-	// stopTimeout bounds a whole stop: what is not undone by then stays in the journal for the next one.
+	// stopTimeout limits a complete stop: what is not undone by then stays in the journal for the next one.
 	stopTimeout = 10 * time.Second
 )
 
 // Daemon is one attachment of this host. Make it with New, use it with one call of Run.
 //
-// One goroutine, that of Run, changes what is attached. Others see what it published, and send it events.
+// Only the goroutine of Run changes what is attached. Others see what it publishes, and send it events.
 type Daemon struct {
-	// Manager is nil where no service manager runs this process. It is set before Run.
+	// Manager is nil if no service manager runs this process. Set it before Run.
 	Manager Manager
 
 	version string
@@ -60,27 +60,27 @@ type Daemon struct {
 	host      *host.Host
 	datapath  *datapath.Datapath // nil without BPF
 	health    *health
-	guardian  *guardian.Handle // nil where the resolver file is left alone
+	guardian  *guardian.Handle // nil if the resolver file is left alone
 
 	reloads      chan *reload
 	detaches     chan detaching
 	replacements chan chan struct{}
 
-	predecessor *handover.Predecessor // which the forwarder has its sockets from; nil without
-	linger      time.Duration         // after the end, if a detach asked for that
-	replaced    bool                  // by a successor that is about to come
+	predecessor *handover.Predecessor // from which the forwarder has its sockets; nil if there is none
+	linger      time.Duration         // after the end, if a detach asked for it
+	replaced    bool                  // by a successor that is about to start
 	lingering   *handover.Lingering
 
 	seen    atomic.Pointer[attachment]
-	leaving atomic.Bool // it makes way for a successor, and takes no other orders
+	leaving atomic.Bool // it is making way for a successor and accepts no other orders
 
 	// For the goroutine of Run alone.
 	now       attachment
-	between   bool      // what is true may not be what now says: a change has failed half-way
-	unclaimed time.Time // since when nobody has taken the port of a KubeSwitch address that came
+	between   bool      // the host may differ from now: a change has failed half-way
+	unclaimed time.Time // since when the port of a new KubeSwitch address has been free
 }
 
-// memoryLimit is where the garbage collector begins to work harder, in octets: well above what a busy forwarder takes, and
+// memoryLimit is where the garbage collector starts to work harder, in octets: well above what a busy forwarder needs, and
 // below MemoryMax of the unit. The environment variable GOMEMLIMIT overrides it.
 const memoryLimit = 256 << 20
 
@@ -95,9 +95,9 @@ func New(c config.Config, version string, log *zap.Logger) *Daemon {
 	return d
 }
 
-// Run attaches, calls ready with the report of that, serves until ctx ends or a detach is asked for, and detaches. After a
-// detach it lingers until that is of no more use, or ctx ends. An error before ready means that nothing is changed on the host, or that all
-// changes are undone; what could not be undone is in the error and stays in the journal.
+// Run attaches, calls ready with the report, serves until ctx ends or a detach is ordered, and detaches. After a
+// detach it lingers for as long as that is useful, or until ctx ends. An error before ready means that nothing has changed on the host, or that all
+// changes have been undone; what could not be undone is in the error and stays in the journal.
 func (d *Daemon) Run(ctx context.Context, ready func(status.Report)) error {
 	if os.Getenv("GOMEMLIMIT") == "" {
 		debug.SetMemoryLimit(memoryLimit)
@@ -123,14 +123,14 @@ func (d *Daemon) Run(ctx context.Context, ready func(status.Report)) error {
 			}
 			return err
 		}
-		d.log.Warn("no successor has come: attaching again", zap.Error(err))
+		d.log.Warn("no successor has started: attaching again", zap.Error(err))
 		d.guardian.Dismiss()
 		d.reset()
 		ready = func(status.Report) {}
 	}
 }
 
-// reset makes a daemon that was to be replaced one that is about to attach.
+// reset prepares a daemon that was to be replaced for attaching again.
 func (d *Daemon) reset() {
 	d.leaving.Store(false)
 	d.replaced, d.guardian, d.lingering, d.predecessor, d.linger = false, nil, nil, nil, 0
@@ -164,7 +164,7 @@ func (d *Daemon) run(ctx context.Context, ready func(status.Report)) (err error)
 		}
 		return err
 	}
-	// Before ready: whoever hears of that may ask for the status at once.
+	// Before ready, because its receiver may ask for the status at once.
 	d.keepResolver()
 	server, err := control.Listen(d.now.config, d, d.version, d.log)
 	if err != nil {
@@ -179,7 +179,7 @@ func (d *Daemon) run(ctx context.Context, ready func(status.Report)) (err error)
 	return d.serve(ctx)
 }
 
-// acquire takes the host's lock, and undoes what an attachment left that died without detaching.
+// acquire takes the host's locks, and undoes what an attachment that died without detaching left behind.
 func (d *Daemon) acquire() error {
 	if err := rundir.CheckPrivilege("attach"); err != nil {
 		return err
@@ -189,7 +189,7 @@ func (d *Daemon) acquire() error {
 		return err
 	}
 	d.owned = owned
-	// What a guardian did after a daemon before us is no news any more.
+	// What a guardian did after an earlier daemon is no longer of interest.
 	if err := os.Remove(rundir.Guardian(d.now.config)); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return errors.Join(fmt.Errorf("remove a guardian's record: %w", err), d.release())
 	}
@@ -208,7 +208,7 @@ func (d *Daemon) acquire() error {
 		return errors.Join(err, d.release())
 	}
 	if same && d.canAdopt(d.journal.Header()) {
-		// Its programs go on steering until ours replace them, and its resolver file stays: nobody notices.
+		// Its programs keep steering until ours replace them, and its resolver file stays: clients notice nothing.
 		d.log.Warn("taking over from a daemon that died", zap.Time("since", d.journal.Header().Since))
 		return nil
 	}
@@ -219,7 +219,7 @@ func (d *Daemon) acquire() error {
 	return nil
 }
 
-// canAdopt reports whether a dead daemon's attachment has its things where ours will have them. Else it must be undone.
+// canAdopt reports whether a dead daemon's attachment is where ours will be. If not, it must be undone.
 func (d *Daemon) canAdopt(header state.Header) bool {
 	old, err := config.FromJournal(header.Params)
 	if err != nil {
@@ -228,10 +228,10 @@ func (d *Daemon) canAdopt(header state.Header) bool {
 	return config.CanAdopt(old, d.now.config)
 }
 
-// release gives the locks back and removes the directories if nothing else is in them.
+// release releases the locks and removes the directories if they are empty.
 func (d *Daemon) release() error { return d.owned.Release() }
 
-// poke wakes a receiver that looks at everything anyway: one value waiting is as good as many.
+// poke wakes a receiver that checks everything anyway, so one pending value is enough.
 func poke(channel chan<- struct{}) {
 	select {
 	case channel <- struct{}{}:
@@ -239,17 +239,17 @@ func poke(channel chan<- struct{}) {
 	}
 }
 
-// beat tells the kernel programs that this daemon lives.
+// beat tells the kernel programs that this daemon is alive.
 func (d *Daemon) beat() {
 	if d.datapath == nil {
 		return
 	}
 	if err := d.datapath.Heartbeat(host.HeartbeatLimit); err != nil {
-		d.log.Error("no sign of life to the kernel", zap.Error(err))
+		d.log.Error("heartbeat to the kernel programs failed", zap.Error(err))
 	}
 }
 
-// serve follows events until ctx ends or a detach is asked for.
+// serve handles events until ctx ends or a detach is ordered.
 func (d *Daemon) serve(ctx context.Context) error {
 	var watching sync.WaitGroup
 	ctx, stop := context.WithCancel(ctx)
@@ -285,7 +285,7 @@ func (d *Daemon) serve(ctx context.Context) error {
 			d.eachSecond(now)
 			resolver.check()
 		case <-d.guardian.Awakened():
-			d.guardian.Beat() // first, so that the guardian counts anew
+			d.guardian.Beat() // first, so that the guardian restarts its count
 			d.retake()
 			resolver.check()
 		case <-resolver.wake:
@@ -321,12 +321,12 @@ func (d *Daemon) eachSecond(now time.Time) {
 	d.guardian.Beat()
 }
 
-// follow puts a set of endpoints into effect.
+// follow applies a set of endpoints.
 func (d *Daemon) follow(ctx context.Context, snapshot cluster.Snapshot) {
 	if snapshot.Stale {
-		d.log.Warn("endpoints can't be confirmed, the last good ones stay", zap.String("reason", snapshot.Reason))
+		d.log.Warn("endpoints can't be confirmed, the last good ones stay in use", zap.String("reason", snapshot.Reason))
 	}
 	d.greet(ctx, snapshot)
-	d.now.snapshot = snapshot // also if it can't be put into effect now: nobody sends it a second time
+	d.now.snapshot = snapshot // even if it can't be applied now: it is not sent a second time
 	d.update(d.now.clone())
 }

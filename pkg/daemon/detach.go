@@ -14,11 +14,11 @@ import (
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/resolvconf"
 )
 
-// restoreRetry is how often a resolver that could not be restored is tried again.
+// restoreRetry is the interval at which restoring the resolver is retried.
 const restoreRetry = time.Second
 
-// detach is the whole way down: the resolver first, then the programs, then the forwarder, then what is left. It is
-// called whether or not attach succeeded and undoes what there is.
+// detach is the complete stop: the resolver first, then the programs, then the forwarder, then everything else. It is
+// called whether or not attach succeeded, and undoes whatever there is.
 func (d *Daemon) detach(ctx context.Context) error {
 	var errs []error
 	d.guardian.Pause()
@@ -36,7 +36,7 @@ func (d *Daemon) detach(ctx context.Context) error {
 		d.leaveForwarder(ctx)
 	}
 	if d.journal.Empty() {
-		// Nothing was changed: there is nothing to undo, and perhaps no way to write that down.
+		// Nothing was changed, so there is nothing to undo, and the journal may not be writable.
 		return errors.Join(append(errs, host.ClearJournal(d.now.config, d.journal, d.log))...)
 	}
 	if _, err := host.Undo(d.now.config, d.journal, d.log); err != nil {
@@ -45,8 +45,8 @@ func (d *Daemon) detach(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// restoreOrServe restores the resolver, and goes on serving for as long as that fails with our file in place: to end now
-// would leave the host with a resolv.conf that points at nobody.
+// restoreOrServe restores the resolver, and keeps serving while that fails with our file in place: ending now
+// would leave the host with a resolv.conf that points nowhere.
 func (d *Daemon) restoreOrServe(ctx context.Context) error {
 	tick := time.NewTicker(restoreRetry)
 	defer tick.Stop()
@@ -61,7 +61,7 @@ func (d *Daemon) restoreOrServe(ctx context.Context) error {
 		if !d.ours() {
 			return err
 		}
-		d.log.Error("resolver not restored, serving on", zap.Error(err))
+		d.log.Error("resolver not restored, continuing to serve", zap.Error(err))
 		d.note(plan.ProblemResolver, err.Error())
 		select {
 		case <-ctx.Done():
@@ -80,8 +80,8 @@ func (d *Daemon) ours() bool {
 	return err != nil || now == resolvconf.StateOurs
 }
 
-// dismissGuardian ends the guardian, but for the case that our file is still in place: then it goes on trying when we are
-// gone.
+// dismissGuardian ends the guardian unless our file is still in place: then it keeps trying after we
+// have ended.
 func (d *Daemon) dismissGuardian() {
 	if d.guardian == nil || d.replaced {
 		return // see Run
@@ -93,21 +93,21 @@ func (d *Daemon) dismissGuardian() {
 	d.guardian.Dismiss()
 }
 
-// retake takes the resolver file over again after this daemon hung for so long that the guardian has put it back.
+// retake takes over the resolver file again after this daemon hung for so long that the guardian restored it.
 func (d *Daemon) retake() {
 	now, err := d.resolver.State()
 	switch {
 	case err == nil && now == resolvconf.StateOriginal:
 		err = d.resolver.TakeOver(host.TakeOver(d.now.config))
 	case err == nil:
-		// Ours: somebody was faster. Foreign or missing: it is for its owner to say, see fillResolver.
+		// Ours: somebody was faster. Foreign or missing: that is its owner's decision.
 		return
 	}
 	if err != nil {
-		d.log.Error("resolver file not taken over again", zap.Error(err))
+		d.log.Error("resolver file could not be taken over again", zap.Error(err))
 		d.note(plan.ProblemResolver, err.Error())
 		return
 	}
 	d.note(plan.ProblemResolver, "")
-	d.log.Warn("this daemon hung, and the guardian put the resolver file back: taken over again")
+	d.log.Warn("this daemon hung, and the guardian restored the resolver file: taken over again")
 }

@@ -1,3 +1,3 @@
-// Package daemon is the composition root: it joins discovery, datapath, forwarder and resolver, and owns the order in
-// which they start, change and stop. What it changes on the host it records first, so that anybody can undo it.
+// Package daemon is the composition root: it connects discovery, datapath, forwarder and resolver, and controls the order in
+// which they start, change and stop. Every change to the host is recorded first, so that it can be undone without the daemon.
 package daemon

@@ -15,8 +15,8 @@ import (
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/host"
 )
 
-// leaveForwarder ends the forwarder, or leaves it to those programs that have yet to read the restored resolver
-// configuration, if a detach wants that. The caller holds the lock.
+// leaveForwarder ends the forwarder, or leaves it running for programs that have yet to read the restored resolver
+// configuration, if the detach asks for that. The caller holds the lock.
 func (d *Daemon) leaveForwarder(ctx context.Context) {
 	if d.replaced || d.linger > 0 && d.now.config.Resolver == config.ResolverTakeover {
 		var err error
@@ -28,17 +28,17 @@ func (d *Daemon) leaveForwarder(ctx context.Context) {
 	handover.ShutDown(ctx, d.forwarder, d.log)
 }
 
-// ErrGone is returned by Detach if whoever asked for it is gone.
+// ErrGone is returned by Detach if the client has gone away.
 var ErrGone = errors.New("nobody waits for the detach")
 
-// detaching is an order on its way to serve.
+// detaching is a detach order on its way to serve.
 type detaching struct {
 	linger  time.Duration
 	result  chan control.DetachResult
-	replied chan struct{} // closed when the reply is out: with serve, the control socket ends
+	replied chan struct{} // closed after the reply is sent: the control socket closes when serve returns
 }
 
-// Detach implements control.Handler: it has serve put the resolver file back and end.
+// Detach implements control.Handler: it makes serve restore the resolver file and return.
 func (d *Daemon) Detach(ctx context.Context, order control.DetachOrder) (result control.DetachResult, replied func(), err error) {
 	request := detaching{order.Linger, make(chan control.DetachResult, 1), make(chan struct{})}
 	select {
@@ -49,19 +49,19 @@ func (d *Daemon) Detach(ctx context.Context, order control.DetachOrder) (result 
 	return <-request.result, func() { close(request.replied) }, nil
 }
 
-// Manager is the service manager that runs this process, as far as it has to do with a successor.
+// Manager is the service manager that runs this process, as far as successors are concerned.
 type Manager interface {
-	// StartSuccessor starts the program that the manager would start now, as it would, among the processes of this service. The
-	// process is reaped.
+	// StartSuccessor starts the program that the manager would start now, in the same way, within this service. The
+	// child process is reaped.
 	StartSuccessor() (pid int, err error)
-	// Succeeded tells the manager that this process is the service now.
+	// Succeeded tells the manager which process is the service's main process now.
 	Succeeded(pid int)
 }
 
 // successorTime is how long a daemon that is replaced waits for its successor.
 const successorTime = 5 * time.Second
 
-// Replace implements control.Handler: it has serve end, and leave all that is attached to a successor.
+// Replace implements control.Handler: it makes serve return and leave everything attached to a successor.
 func (d *Daemon) Replace(ctx context.Context) (result control.ReplaceResult, replied func(), err error) {
 	done := make(chan struct{})
 	select {
@@ -73,8 +73,8 @@ func (d *Daemon) Replace(ctx context.Context) (result control.ReplaceResult, rep
 	}
 }
 
-// giveWay ends what is this process's alone: the successor finds the rest, as after a crash, but that the sockets are served
-// on until it has them, and that the guardian is there until then.
+// giveWay ends what only this process needs. The successor finds the rest as after a crash, except that the sockets are served
+// until it has taken them over, and the guardian runs until then.
 func (d *Daemon) giveWay(ctx context.Context) error {
 	d.guardian.Pause()
 	d.linger = successorTime
@@ -86,15 +86,15 @@ func (d *Daemon) giveWay(ctx context.Context) error {
 	return err
 }
 
-// startDetach puts the resolver file back, which is the first of a detach, and reports whether the rest is to follow: not
-// while the file can't be put back, since it would point at nobody then. Whoever asked learns why.
+// startDetach restores the resolver file, the first step of a detach, and reports whether the rest should follow: not
+// while the file can't be restored, since it would point nowhere then. The client learns why.
 func (d *Daemon) startDetach(request detaching) bool {
 	done, err := host.RestoreResolver(d.now.config, d.journal, d.log)
 	for _, line := range done {
 		d.log.Info(line)
 	}
 	if err != nil && !d.ours() {
-		err = nil // detach tells of it
+		err = nil // detach reports it
 	}
 	result := control.DetachResult{Done: done}
 	if err != nil {
@@ -105,7 +105,7 @@ func (d *Daemon) startDetach(request detaching) bool {
 	return err == nil
 }
 
-// awaitReply waits until a reply is out: with serve, the control socket ends.
+// awaitReply waits until a reply is sent: the control socket closes when serve returns.
 func awaitReply(replied <-chan struct{}) {
 	select {
 	case <-replied:

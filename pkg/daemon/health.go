@@ -19,36 +19,36 @@ import (
 )
 
 const (
-	// healthTick is how often endpoints are looked at; with healthTries of healthTimeout each a dead one is out of
+	// healthTick is how often endpoints are checked; with healthTries of healthTimeout each, a dead one is out of
 	// rotation well within a second.
 	healthTick    = 200 * time.Millisecond
 	healthTimeout = 250 * time.Millisecond
 	healthTries   = 2
 
-	// suspectAfter is how long a steered query may wait until its endpoint is asked whether it lives.
+	// suspectAfter is how long a steered query may wait before its endpoint is probed.
 	suspectAfter = 100 * time.Millisecond
 
-	// idleProbe is how often an endpoint is asked that nothing speaks against: seldom, since every host of a cluster
+	// idleProbe is how often an endpoint without suspicion is probed: rarely, since every host of a cluster
 	// does it.
 	idleProbe = 5 * time.Second
 
-	// doubtAfter is how long a steered query may wait at an endpoint that answers the stack's probes, until the kernel's
-	// way to it is tried by steered ones; trialEvery how often that is done.
+	// doubtAfter is how long a steered query may wait at an endpoint that answers ordinary probes before the kernel's
+	// path to it is tested by steered probes; trialEvery is how often that is done.
 	doubtAfter = time.Second
 	trialEvery = time.Second
 
-	// A way on which probes come through may lose what clients ask, large replies for example. It does if, in a lossWindow,
-	// so many queries are lost and so large a part of all.
+	// A path on which probes succeed may still lose clients' queries, for example large replies. It counts as lossy if, within a lossWindow,
+	// this many queries are lost, and this share of all.
 	lossWindow = 15 * time.Second
 	lossLeast  = 8
 	lossPart   = 3
 
-	// Such a way is tried again after a time that doubles with each relapse, and begins anew after maxPause without one.
+	// Such a path is retried after a time that doubles with each relapse and is reset after maxPause without one.
 	minPause = time.Minute
 	maxPause = time.Hour
 )
 
-// health knows which endpoints do not answer, and to which of them steered queries are lost. Its methods may be called from
+// health tracks which endpoints do not answer, and which lose steered queries. Its methods may be called from
 // several goroutines.
 type health struct {
 	mu     sync.Mutex
@@ -67,22 +67,22 @@ type healthState struct {
 	way     wayState
 }
 
-// wayState is what is known of the kernel's way to an endpoint.
+// wayState is what is known about the kernel's path to an endpoint.
 type wayState struct {
 	severed bool // steered queries are lost
-	onTrial bool // steered probes are to be sent
+	onTrial bool // steered probes should be sent
 	failed  int  // steered probes in a row
 	asking  bool
 	askedAt time.Time
 	lost    int // queries in this window
-	// until is when a way that lost queries, though probes came through, is tried again; pause how long that was.
+	// until is when a path that lost queries although probes succeeded is retried; pause is how long that took.
 	until time.Time
 	pause time.Duration
 }
 
 func newHealth() *health { return &health{states: make(map[netip.AddrPort]*healthState)} }
 
-// view returns what a plan has to know.
+// view returns what a plan needs.
 func (h *health) view() map[netip.AddrPort]plan.Health {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -93,7 +93,7 @@ func (h *health) view() map[netip.AddrPort]plan.Health {
 	return view
 }
 
-// due returns the endpoints that should be asked now, and marks them as being asked. Endpoints that are no longer there
+// due returns the endpoints that should be probed now, and marks them as being probed. Endpoints that no longer exist
 // are forgotten.
 func (h *health) due(now time.Time, endpoints []netip.AddrPort, suspects map[netip.AddrPort]bool) (due []netip.AddrPort) {
 	h.mu.Lock()
@@ -114,7 +114,7 @@ func (h *health) due(now time.Time, endpoints []netip.AddrPort, suspects map[net
 	return due
 }
 
-// hear notes that clients' queries are answered.
+// hear records that clients' queries are answered.
 func (h *health) hear(now time.Time) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -123,8 +123,8 @@ func (h *health) hear(now time.Time) {
 	}
 }
 
-// learn takes the result of a probe. It reports whether the endpoint has died or come back to life by it. The last one that
-// lives does not die while clients are answered: a busy server may be too slow for a probe.
+// learn takes the result of a probe and reports whether the endpoint has died or come back. The last endpoint that is
+// alive does not die while clients get answers: a busy server may be too slow for a probe.
 func (h *health) learn(address netip.AddrPort, answered bool) (changed bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -161,7 +161,7 @@ func (h *health) isLast(alive *healthState) bool {
 	return true
 }
 
-// cancelled reports whether ctx has ended, so that a probe of the endpoint says nothing.
+// cancelled reports whether ctx has ended, so that the result of a probe means nothing.
 func (h *health) cancelled(ctx context.Context, address netip.AddrPort) bool {
 	if ctx.Err() == nil {
 		return false
@@ -174,8 +174,8 @@ func (h *health) cancelled(ctx context.Context, address netip.AddrPort) bool {
 	return true
 }
 
-// doubt judges the kernel's ways by what steered queries wait for and by the replies so far, which come evenly from those
-// that are steered to. It reports whether the datapath has to know.
+// doubt judges the kernel's paths by pending steered queries and by the replies so far, which come evenly from the endpoints
+// that are steered to. It reports whether the datapath needs an update.
 func (h *health) doubt(now time.Time, steered []netip.AddrPort, waiting map[netip.AddrPort]datapath.Waiting, replied uint64) (changed bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -219,7 +219,7 @@ func (h *health) doubt(now time.Time, steered []netip.AddrPort, waiting map[neti
 	return changed
 }
 
-// tryNow reports whether the kernel's way to an endpoint that is on trial should be tried now, and marks it as being tried.
+// tryNow reports whether the path to an endpoint on trial should be tested now, and marks it as being tested.
 func (h *health) tryNow(now time.Time, address netip.AddrPort) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -236,8 +236,8 @@ func (h *health) tryNow(now time.Time, address netip.AddrPort) bool {
 	return true
 }
 
-// learnWay takes the result of a steered probe. It reports whether the way is severed, or open again, by it. What a dead
-// endpoint does not answer says nothing of the way.
+// learnWay takes the result of a steered probe and reports whether the path has become severed or has recovered. What a dead
+// endpoint does not answer says nothing about the path.
 func (h *health) learnWay(address netip.AddrPort, result trial) (changed bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -259,8 +259,8 @@ func (h *health) learnWay(address netip.AddrPort, result trial) (changed bool) {
 	return way.severed != was
 }
 
-// watchHealth asks endpoints until ctx ends and calls changed after each change that a plan has to know. An endpoint
-// is asked when a steered query to it waits, when it was silent before, and once in a while.
+// watchHealth probes endpoints until ctx ends and calls changed after each change that affects the plan. An endpoint
+// is probed when a steered query to it is pending, when it was silent before, and occasionally.
 func (d *Daemon) watchHealth(ctx context.Context, changed func()) {
 	tick := time.NewTicker(healthTick)
 	defer tick.Stop()
@@ -290,7 +290,7 @@ func (d *Daemon) watchHealth(ctx context.Context, changed func()) {
 	}
 }
 
-// hearForwarder notes which endpoints have answered the forwarder.
+// hearForwarder records which endpoints have answered the forwarder.
 func (d *Daemon) hearForwarder(desired plan.Desired) {
 	for _, server := range d.forwarder.Stats().Upstreams {
 		if slices.ContainsFunc(desired.Endpoints, func(e plan.Endpoint) bool { return e.Address == server.Addr }) {
@@ -299,7 +299,7 @@ func (d *Daemon) hearForwarder(desired plan.Desired) {
 	}
 }
 
-// probeDue asks the endpoints that are due whether they live.
+// probeDue probes the endpoints that are due.
 func (d *Daemon) probeDue(ctx context.Context, now time.Time, desired plan.Desired, waiting map[netip.AddrPort]datapath.Waiting,
 	probes *sync.WaitGroup, changed func()) {
 	suspects := make(map[netip.AddrPort]bool)
@@ -320,11 +320,11 @@ func (d *Daemon) probeDue(ctx context.Context, now time.Time, desired plan.Desir
 	}
 }
 
-// judgeWays doubts the kernel's ways to endpoints, and tries those in doubt.
+// judgeWays checks the kernel's paths to endpoints, and tests those in doubt.
 func (d *Daemon) judgeWays(ctx context.Context, now time.Time, s *attachment, waiting map[netip.AddrPort]datapath.Waiting, replied uint64,
 	probes *sync.WaitGroup, changed func()) {
 	if plan.IsTransparent(s.config) {
-		// No forwarder takes over there: a way that loses a part is better than none.
+		// No forwarder takes over there, so a lossy path is better than none.
 		for address, w := range waiting {
 			waiting[address] = datapath.Waiting{Longest: w.Longest}
 		}
@@ -338,7 +338,7 @@ func (d *Daemon) judgeWays(ctx context.Context, now time.Time, s *attachment, wa
 		}
 		server, ok := s.desired.InterceptedBy(e.Address.Addr().Is4())
 		probes.Go(func() {
-			// Where this host itself can't ask, clients' queries are the trial.
+			// If this host itself can't ask, clients' queries are the test.
 			result, err := trialAnswered, error(nil)
 			if ok {
 				result, err = d.try(ctx, server, zone, e.Address)
@@ -347,7 +347,7 @@ func (d *Daemon) judgeWays(ctx context.Context, now time.Time, s *attachment, wa
 				return
 			}
 			if d.health.learnWay(e.Address, result) {
-				d.log.Warn("the kernel's way to an endpoint changed", zap.Stringer("backend", e.Address),
+				d.log.Warn("the kernel's path to an endpoint changed", zap.Stringer("backend", e.Address),
 					zap.String("iface", e.Way.Interface), zap.Bool("severed", result == trialLost), zap.Error(err))
 				changed()
 			}
@@ -364,14 +364,14 @@ func (h *health) greet(ctx context.Context, servers []netip.AddrPort, zone strin
 	probes.Wait()
 }
 
-// unanswered returns what steered queries wait for, and how many have been answered so far.
+// unanswered returns the pending steered queries, and how many have been answered so far.
 func (d *Daemon) unanswered(desired plan.Desired) (waiting map[netip.AddrPort]datapath.Waiting, replied uint64) {
 	if d.datapath == nil {
 		return nil, 0
 	}
 	inKernel, err := d.datapath.Waiting()
 	if err != nil {
-		d.log.Error("steered queries in flight not read", zap.Error(err))
+		d.log.Error("steered queries in flight could not be read", zap.Error(err))
 	}
 	waiting = make(map[netip.AddrPort]datapath.Waiting)
 	for _, e := range desired.Endpoints {
@@ -381,7 +381,7 @@ func (d *Daemon) unanswered(desired plan.Desired) (waiting map[netip.AddrPort]da
 	}
 	counters, err := d.datapath.Counters()
 	if err != nil {
-		d.log.Error("counters not read", zap.Error(err))
+		d.log.Error("counters could not be read", zap.Error(err))
 	}
 	for _, c := range counters {
 		replied += c.ByReason["replied"]
@@ -389,22 +389,22 @@ func (d *Daemon) unanswered(desired plan.Desired) (waiting map[netip.AddrPort]da
 	return waiting, replied
 }
 
-// unzoned is an endpoint as the kernel programs know it: by address, and the interface.
+// unzoned is an endpoint as the kernel programs know it: by address and interface.
 func unzoned(address netip.AddrPort) netip.AddrPort {
 	return netip.AddrPortFrom(address.Addr().WithZone(""), address.Port())
 }
 
-// trial is what came of a steered probe.
+// trial is the result of a steered probe.
 type trial int
 
 const (
-	trialUnclear  trial = iota // it was not steered to the endpoint that was meant
+	trialUnclear  trial = iota // it was not steered to the intended endpoint
 	trialAnswered              // the reply was delivered by the kernel
 	trialLost
 )
 
-// try sends a query to an address where it is steered to the endpoint that has the zone for itself. Whoever else might
-// answer it, only a reply that the kernel has delivered counts.
+// try sends a query to an address where it is steered to the only endpoint of the trial zone. Whoever else might
+// answer, only a reply that the kernel has delivered counts.
 func (d *Daemon) try(ctx context.Context, server netip.AddrPort, zone string, endpoint netip.AddrPort) (trial, error) {
 	ctx, cancel := context.WithTimeout(ctx, healthTimeout)
 	defer cancel()
@@ -431,7 +431,7 @@ func (d *Daemon) try(ctx context.Context, server netip.AddrPort, zone string, en
 	return trialLost, unanswered
 }
 
-// lives asks an endpoint for the zone's SOA. Any reply is a sign of life, but one that says that it can't serve.
+// lives asks an endpoint for the zone's SOA. Any reply is a sign of life, except one that says that it can't serve.
 func lives(ctx context.Context, server netip.AddrPort, zone string) bool {
 	ctx, cancel := context.WithTimeout(ctx, healthTimeout)
 	defer cancel()

@@ -21,36 +21,36 @@ import (
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/rundir"
 )
 
-// The KubeSwitch address may have a DNS server already: libvirt's dnsmasq, where the KubeSwitch is a libvirt network. It
-// keeps its port, now and when it is started again: the kernel steers cluster names past it. An address that comes after
-// the attach is left for a while to the server that may come with it: who binds the port first would keep the other from
+// The KubeSwitch address may already have a DNS server, such as libvirt's dnsmasq if the KubeSwitch is a libvirt network. It
+// keeps its port, now and when it is restarted: the kernel steers cluster names past it. An address that appears after
+// the attach is left for a while to the server that may come with it: whoever binds the port first would prevent the other from
 // starting.
 
-// errPortTaken is returned by an attach to a host whose own programs ask a server that has the port.
+// errPortTaken is returned by an attach if a server has a port that the host's own programs use.
 var errPortTaken = errors.New("the port is taken")
 
 const (
-	// portPatience is how long a socket may take to go whose process is one of ours on its way out, or already gone.
+	// portPatience is how long a socket may take to close if its process is one of ours that is exiting, or is already gone.
 	portPatience = 500 * time.Millisecond
 	portRetry    = 10 * time.Millisecond
 )
 
-// portHolder is who has the DNS port of the KubeSwitch address.
+// portHolder is the process that has the DNS port of the KubeSwitch address.
 type portHolder struct {
-	socket uint32 // inode of what takes queries by UDP, 0 if nothing does, or nobody has looked
+	socket uint32 // inode of the UDP socket, 0 if there is none or it has not been looked for
 	name   string // of the process; empty if the port is ours
 	seen   bool   // there is one, or was
 }
 
-// holderUnseen is the name of no process.
+// holderUnseen stands for a process that can't be identified.
 const holderUnseen = "a process that can't be seen from here"
 
-// claimAfter is how long a KubeSwitch address that has come since the attach is left to the server that may come with it, as
+// claimAfter is how long a KubeSwitch address that appears after the attach is left to the server that may come with it, as
 // libvirt's dnsmasq does with its network.
 const claimAfter = 3 * time.Second
 
-// freeAddresses are those at which an attach begins to listen. The port of the KubeSwitch address is left to a server that
-// has it; one of a loopback address must be free. Sockets that are inherited are ours.
+// freeAddresses are those at which an attach listens. The port of the KubeSwitch address is left to a server that
+// has it; the port of a loopback address must be free. Inherited sockets are ours.
 func (d *Daemon) freeAddresses(ctx context.Context, facts plan.Facts, inherited []netip.AddrPort) ([]netip.AddrPort, error) {
 	c := d.now.config
 	desired, err := plan.Make(plan.Input{Settings: c, Facts: facts})
@@ -59,7 +59,7 @@ func (d *Daemon) freeAddresses(ctx context.Context, facts plan.Facts, inherited 
 	}
 	kubeSwitch := plan.KubeSwitchAddress(c)
 	if facts.KubeSwitch.Interface.Index == 0 {
-		d.now.holder.name = plan.HolderNobody // as long as nobody knows who comes with it
+		d.now.holder.name = plan.HolderNobody // until it is known which server comes with it
 	}
 	var free []netip.AddrPort
 	for _, address := range desired.Listen {
@@ -82,7 +82,7 @@ func (d *Daemon) freeAddresses(ctx context.Context, facts plan.Facts, inherited 
 }
 
 func (d *Daemon) loopbackRemedy() string {
-	// Whether the file is fit for more than to be read is not the question.
+	// Here the file only needs to be readable.
 	_ = d.inspectResolver()
 	if len(plan.LoopbackOf(d.now.inspection.File.Nameservers)) > 0 && d.now.config.BPF {
 		return "attach with --resolver transparent, which leaves it in charge and steers cluster names past it, or stop it"
@@ -90,7 +90,7 @@ func (d *Daemon) loopbackRemedy() string {
 	return "stop it, or keep it off loopback (dnsmasq: bind-dynamic and except-interface=lo)"
 }
 
-// awaitPort tells whether somebody has a port, and who. One of ours that is just ending is waited for.
+// awaitPort reports which process has a port, if any. One of ours that is exiting is waited for.
 func awaitPort(ctx context.Context, address netip.AddrPort) (holder string, taken bool) {
 	ctx, cancel := context.WithTimeout(ctx, portPatience)
 	defer cancel()
@@ -110,7 +110,7 @@ func awaitPort(ctx context.Context, address netip.AddrPort) (holder string, take
 	return "", false
 }
 
-// isTaken reports whether another socket keeps us from listening. Other reasons are for the forwarder to tell.
+// isTaken reports whether another socket prevents us from listening. The forwarder reports other reasons.
 func isTaken(ctx context.Context, address netip.AddrPort) bool {
 	var lc net.ListenConfig
 	packets, err := lc.ListenPacket(ctx, "udp", address.String())
@@ -126,12 +126,12 @@ func isTaken(ctx context.Context, address netip.AddrPort) bool {
 	return false
 }
 
-// findHolder looks for the process with a port among all there are.
+// findHolder searches all processes for the one that has a port.
 func findHolder(address netip.AddrPort) (name string, ours bool) {
 	host := diagnose.Host{Ours: rundir.IsOurs}
 	name = plan.HolderNobody
 	for _, socket := range host.DNSSockets() {
-		// The exact address before one that stands for all.
+		// The exact address takes precedence over the unspecified one.
 		if socket.Owner.PID != 0 && socket.Takes(address) && (name == plan.HolderNobody || socket.Address == address) {
 			name, ours = socket.Owner.String(), socket.Ours
 		}
@@ -139,12 +139,12 @@ func findHolder(address netip.AddrPort) (name string, ours bool) {
 	return name, ours
 }
 
-// followHolder notices a server at the KubeSwitch address that comes, goes, or is started again. A port that nobody takes
-// who comes with the address becomes ours; one that a server had is left to it.
+// followHolder notices when a server at the KubeSwitch address starts, stops or restarts. A port that no server takes
+// when the address appears becomes ours; a port that a server had is left to it.
 func (d *Daemon) followHolder(now time.Time) {
 	shared, ifindex := d.now.desired.Shared, d.now.desired.KubeSwitch.Index
 	if ifindex == 0 && d.now.holder.name != "" {
-		// Who had it is gone as well. Who comes with the next one is to be seen then.
+		// Its server is gone as well. The next address may come with another one.
 		d.now.holder = portHolder{name: plan.HolderNobody}
 	}
 	if shared == nil {
@@ -155,7 +155,7 @@ func (d *Daemon) followHolder(now time.Time) {
 	address := netip.AddrPortFrom(plan.KubeSwitchAddress(d.now.config), config.DNSPort)
 	socket, err := netdev.UDPSocket(address, ifindex)
 	if err != nil {
-		d.log.Debug("the server at the KubeSwitch address can't be looked for", zap.Error(err))
+		d.log.Debug("the server at the KubeSwitch address could not be determined", zap.Error(err))
 		return
 	}
 	next := d.now.clone()
@@ -176,7 +176,7 @@ func (d *Daemon) followHolder(now time.Time) {
 	}
 	text := ""
 	if d.now.holder.seen && socket == 0 {
-		text = fmt.Sprintf("nobody serves %s by UDP: names outside the cluster are not answered there: start the server that had it, or detach and attach again, and k2s-dnsbpf serves it",
+		text = fmt.Sprintf("no server listens on %s over UDP, so names outside the cluster are not answered there: start the server that had it, or detach and attach again to let k2s-dnsbpf serve it",
 			address)
 	}
 	d.note(plan.ProblemKubeSwitch, text)

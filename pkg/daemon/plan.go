@@ -15,8 +15,8 @@ import (
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/state"
 )
 
-// Plan says what an attach with this configuration would do, one line for each step, and fails where that would fail.
-// It changes nothing: for a moment it listens on the addresses, as the check of an attach does.
+// Plan describes what an attach with this configuration would do, one line per step, and fails where that would fail.
+// It changes nothing, but briefly listens on the addresses, as the check of an attach does.
 func Plan(ctx context.Context, c config.Config, log *zap.Logger) (lines []string, err error) {
 	ctx, cancel := context.WithTimeout(ctx, c.Wait)
 	defer cancel()
@@ -49,7 +49,7 @@ func Plan(ctx context.Context, c config.Config, log *zap.Logger) (lines []string
 		return lines, err
 	}
 	lines = append(lines, desired.Describe(c)...)
-	lines = append(lines, "publish the upstreams for pods in "+filepath.Join(c.StateDir, resolvconf.KubeletFile))
+	lines = append(lines, "publish the upstreams for Pods in "+filepath.Join(c.StateDir, resolvconf.KubeletFile))
 	if inspection := d.now.inspection; c.Resolver == config.ResolverTakeover {
 		lines = append(lines, fmt.Sprintf("take over %s (%s, owner: %s)", c.ResolvConf, inspection.Type, inspection.Owner))
 		for _, reason := range inspection.OwnerReasons {

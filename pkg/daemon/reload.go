@@ -18,7 +18,7 @@ import (
 // ErrNeedsDetach is returned by Reload for a setting that can't change while attached.
 var ErrNeedsDetach = errors.New("can't change while attached")
 
-// reload is new settings on their way into effect.
+// reload is a request to switch to new settings.
 type reload struct {
 	config   config.Config
 	source   source
@@ -29,7 +29,7 @@ type reload struct {
 // Reload implements control.Handler. It may be called once Run has called ready.
 func (d *Daemon) Reload(ctx context.Context, c config.Config) (changed bool, err error) {
 	if d.leaving.Load() {
-		<-ctx.Done() // the connection ends, and whoever asks looks for the successor
+		<-ctx.Done() // the connection ends, and the client looks for the successor
 		return false, ctx.Err()
 	}
 	seen := d.seen.Load()
@@ -37,12 +37,12 @@ func (d *Daemon) Reload(ctx context.Context, c config.Config) (changed bool, err
 		return false, nil
 	}
 	if err := d.reload(ctx, seen.config, c); err != nil {
-		return false, fmt.Errorf("attach with new settings: %w (the old ones stay)", err)
+		return false, fmt.Errorf("attach with new settings: %w (the old ones stay in effect)", err)
 	}
 	return true, nil
 }
 
-// reload prepares the new source of endpoints beside the old one, which goes on working, and has serve switch over to it.
+// reload prepares the new source of endpoints while the old one keeps working, and makes serve switch to it.
 func (d *Daemon) reload(ctx context.Context, now, c config.Config) error {
 	if keys := config.NeedDetach(now, c); len(keys) > 0 {
 		return fmt.Errorf("%w: %s: detach first", ErrNeedsDetach, strings.Join(keys, ", "))
@@ -71,7 +71,7 @@ func (d *Daemon) reload(ctx context.Context, now, c config.Config) error {
 	return err
 }
 
-// commit switches to new settings, or stays with the old ones.
+// commit switches to new settings, or keeps the old ones.
 func (d *Daemon) commit(request *reload) error {
 	old, next := d.now, d.now.clone()
 	next.config, next.source, next.snapshot = request.config, request.source, request.snapshot
@@ -79,7 +79,7 @@ func (d *Daemon) commit(request *reload) error {
 		return errors.Join(err, d.enter(old.clone()))
 	}
 	if err := d.recordSettings(d.journal.Header()); err != nil {
-		d.log.Error("new settings not in the journal", zap.Error(err))
+		d.log.Error("new settings could not be recorded in the journal", zap.Error(err))
 	}
 	old.source.stop()
 	if err := d.publishKubeletFile(); err != nil {

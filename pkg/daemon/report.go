@@ -15,7 +15,7 @@ import (
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/status"
 )
 
-// Report implements control.Handler: what there is to say now. Files and the kernel are read by whoever asks, and hold up nobody else.
+// Report implements control.Handler: the current state. Files and the kernel are read in the caller's goroutine and delay nobody else.
 func (d *Daemon) Report() status.Report {
 	seen := d.seen.Load()
 	report := d.known(seen)
@@ -26,7 +26,7 @@ func (d *Daemon) Report() status.Report {
 	return report
 }
 
-// known is the part of the report that the daemon knows by itself.
+// known is the part of the report that needs no I/O.
 func (d *Daemon) known(s *attachment) status.Report {
 	since := s.started.UTC().Truncate(time.Second)
 	report := status.Report{
@@ -63,7 +63,7 @@ func (d *Daemon) known(s *attachment) status.Report {
 	return report
 }
 
-// allProblems are those of the plan, those that were noted since, and those of discovery, by what they concern.
+// allProblems are those of the plan, those noted since, and those of discovery, ordered by kind.
 func (s *attachment) allProblems(found *status.Discovery) (texts []string) {
 	problems := slices.Clone(s.desired.Problems)
 	for kind, text := range s.problems {
@@ -91,7 +91,7 @@ func endpoints(desired plan.Desired) (entries []status.Endpoint) {
 			entry.Interface = e.Way.Interface
 		}
 		if e.Severed {
-			entry.Severed, entry.Note = true, "the kernel's way to it over "+e.Way.Interface+" is broken"
+			entry.Severed, entry.Note = true, "the kernel's path to it over "+e.Way.Interface+" is broken"
 		}
 		if e.Dead {
 			entry.Note = strings.TrimPrefix(entry.Note+"; does not answer", "; ")
@@ -101,7 +101,7 @@ func endpoints(desired plan.Desired) (entries []status.Endpoint) {
 	return entries
 }
 
-// discovery says where the endpoints and zones are from, and how old the knowledge is.
+// discovery says where endpoints and zones come from, and how old that information is.
 func (s *attachment) discovery(now time.Time) *status.Discovery {
 	newest, ok := s.source.Current()
 	if !ok {
@@ -111,17 +111,17 @@ func (s *attachment) discovery(now time.Time) *status.Discovery {
 		Service: newest.Service, Updated: newest.Updated.UTC().Truncate(time.Second),
 		Stale: newest.Stale, Reason: newest.Reason, Notes: slices.Concat(newest.Notes, s.desired.Notes),
 	}
-	if newest.Service != "" { // what the user has named does not age
+	if newest.Service != "" { // what the user has given does not age
 		report.AgeSeconds = max(0, int64(now.Sub(newest.Updated)/time.Second))
 	}
 	return report
 }
 
-// loopMemory is how long a query that came back makes an attachment unhealthy. A loop that is still there is seen again
-// within that time: names that a cluster does not know are asked all the time.
+// loopMemory is how long a query that came back makes an attachment unhealthy. A loop that persists is detected again
+// within that time: unknown names are queried all the time.
 const loopMemory = 5 * time.Minute
 
-// fillLoop says who forwards to us, if one of our queries came back of late.
+// fillLoop says who forwards to us, if one of our queries came back recently.
 func fillLoop(report *status.Report, loop *forwarder.Loop) {
 	if loop == nil || time.Since(loop.At) > loopMemory {
 		return
@@ -129,7 +129,7 @@ func fillLoop(report *status.Report, loop *forwarder.Loop) {
 	report.Forwarder.Loop = fmt.Sprintf("%s asked us for %s, which we had asked it for, at %s", loop.From, loop.Name, loop.At.UTC().Format(time.RFC3339))
 	who, remedy := "an upstream", "name other servers with --upstream"
 	if loop.Zone != "" {
-		who, remedy = "cluster DNS", "let its Corefile forward to the host's former servers"
+		who, remedy = "cluster DNS", "let its Corefile forward to the host's upstream servers"
 	}
 	report.Problems = append(report.Problems, fmt.Sprintf("%s forwards to us: %s: %s", who, report.Forwarder.Loop, remedy))
 }

@@ -13,7 +13,7 @@ import (
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/resolvconf"
 )
 
-// evidence is what the keeper asks of a watcher. It is there before one is, and stays without if none can be had.
+// evidence is what the keeper asks of a watcher. It exists before the watcher, and works without one.
 type evidence struct{ watcher *resolvconf.Watcher }
 
 func (e *evidence) Follow(names []string) {
@@ -31,7 +31,7 @@ func (e *evidence) Writer(name string) string {
 	return e.watcher.Writer(name)
 }
 
-// keepResolver makes the keeper, before anybody can ask for the status.
+// keepResolver creates the keeper, before anybody can ask for the status.
 func (d *Daemon) keepResolver() {
 	d.evidence = new(evidence)
 	d.keeper = resolvconf.NewKeeper(resolvconf.KeeperOptions{
@@ -40,14 +40,14 @@ func (d *Daemon) keepResolver() {
 	}, d.now.inspection)
 }
 
-// resolverWatch looks after the resolver file from serve's loop.
+// resolverWatch maintains the resolver file from serve's loop.
 type resolverWatch struct {
 	d    *Daemon
 	wake <-chan struct{}
 	due  *time.Timer
 }
 
-// watchResolver begins to look after the resolver file. Without a watcher a change is noticed with the next heartbeat.
+// watchResolver starts to watch the resolver file. Without a watcher, a change is noticed at the next heartbeat.
 func (d *Daemon) watchResolver() *resolverWatch {
 	w := &resolverWatch{d: d, due: time.NewTimer(0)}
 	watcher, err := resolvconf.NewWatcher()
@@ -83,7 +83,7 @@ func changePolicy(c config.Config) resolvconf.Policy {
 	return resolvconf.PolicyRetake
 }
 
-// followServers goes over to the servers that the host has now. A failure leaves the old ones in use.
+// followServers switches to the host's current servers. After a failure the old ones stay in use.
 func (d *Daemon) followServers(now resolvconf.Inspection) error {
 	next := d.now.clone()
 	next.inspection = now

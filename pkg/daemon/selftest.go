@@ -16,12 +16,12 @@ import (
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/plan"
 )
 
-// selfTestTry is how long one query of the self-test waits. Another follows until attach's own time is over.
+// selfTestTry is how long one query of the self-test waits. Further ones follow until the attach times out.
 const selfTestTry = time.Second
 
-// selfTest asks the path that is to be used. Any answer will do, since it proves the way there and back; a refusal or
-// failure to answer does not. Meanwhile it is seen which endpoints are dead and to which the kernel has no way, so that one
-// of those is no reason not to attach.
+// selfTest sends queries over the path that will be used. Any answer will do, since it proves both directions; a refusal or
+// failure to answer does not. Meanwhile dead endpoints and broken paths are detected, so that one
+// of those does not prevent the attach.
 func (d *Daemon) selfTest(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
 	var watching sync.WaitGroup
@@ -63,7 +63,7 @@ func (d *Daemon) awaitAnswer(ctx context.Context, server netip.AddrPort, n plan.
 			return nil
 		}
 		if err == nil {
-			// A daemon that lingers has answered, with endpoints of its own: until ours is ready it serves the same sockets.
+			// A daemon that lingers has answered, with its own endpoints: until ours is ready it serves the same sockets.
 			err = errNoneLives
 			select {
 			case <-ctx.Done():
@@ -78,7 +78,7 @@ func (d *Daemon) awaitAnswer(ctx context.Context, server netip.AddrPort, n plan.
 		server, name, d.seen.Load().config.Wait, reason, d.selfTestRemedy(context.WithoutCancel(ctx), name))
 }
 
-// selfTestRemedy tells an endpoint that can't be reached from one that only steered queries don't reach.
+// selfTestRemedy distinguishes an endpoint that can't be reached from one that only steered queries don't reach.
 func (d *Daemon) selfTestRemedy(ctx context.Context, name string) string {
 	if d.datapath != nil {
 		for _, e := range d.seen.Load().desired.Endpoints {
@@ -111,7 +111,7 @@ func askSOA(ctx context.Context, server netip.AddrPort, name string) error {
 		return err
 	}
 	if reply.Rcode != dns.RcodeSuccess && reply.Rcode != dns.RcodeNameError {
-		// Not to hurry on: an error comes back at once.
+		// To avoid a busy loop: an error comes back at once.
 		<-ctx.Done()
 		return fmt.Errorf("%w: %s", errUnhelpful, dns.RcodeToString[reply.Rcode])
 	}

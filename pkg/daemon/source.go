@@ -14,14 +14,14 @@ import (
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/discovery"
 )
 
-// source is where the endpoints are from, and how to end it.
+// source is a source of endpoints, and how to stop it.
 type source struct {
 	discovery.Source
 	kubeconfig string // empty for a static source
 	end        func()
 }
 
-// newSource starts to follow who the settings want to be asked.
+// newSource starts the source of endpoints that the settings ask for.
 func newSource(c config.Config, log *zap.Logger) (s source, err error) {
 	if len(c.DNSEndpoints) > 0 {
 		s.Source = discovery.Static(c.DNSEndpoints)
@@ -48,14 +48,14 @@ func newSource(c config.Config, log *zap.Logger) (s source, err error) {
 	return s, nil
 }
 
-// stop ends the source and waits for that. It may be called on none, and again.
+// stop ends the source and waits for that. It may be called on nil and repeatedly.
 func (s source) stop() {
 	if s.end != nil {
 		s.end()
 	}
 }
 
-// discoveryOptions says what is to be discovered: what the settings name is not looked for.
+// discoveryOptions says what to discover: not what the settings already give.
 func discoveryOptions(c config.Config, log *zap.Logger) discovery.Options {
 	options := discovery.Options{
 		Kubeconfig:     c.Kubeconfig,
@@ -72,7 +72,7 @@ func discoveryOptions(c config.Config, log *zap.Logger) discovery.Options {
 	return options
 }
 
-// socketLimit is what the limit of open files leaves to the forwarder: the rest is for maps, links and the control socket.
+// socketLimit is the forwarder's share of the limit on open files; the rest is for maps, links and the control socket.
 func socketLimit() int {
 	const others = 512
 	var limit unix.Rlimit

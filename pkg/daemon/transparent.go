@@ -17,7 +17,7 @@ import (
 )
 
 var (
-	// ErrNoLoopbackResolver is returned by a transparent attach to a host whose programs ask no server on loopback.
+	// ErrNoLoopbackResolver is returned by a transparent attach if the host's programs ask no server on loopback.
 	ErrNoLoopbackResolver = errors.New("no resolver on loopback is named")
 
 	errNotSteered = errors.New("the host's resolver itself answers: something redirects queries before they leave through lo")
@@ -34,8 +34,8 @@ func (d *Daemon) findResolvers() error {
 		d.now.config.ResolvConf, ErrNoLoopbackResolver, file.Nameservers)
 }
 
-// followResolver has the kernel steer queries to the host's resolver where it is now. A file that names none, half
-// written perhaps, changes nothing.
+// followResolver makes the kernel steer queries to the host's resolver at its current address. A file that names none, perhaps half
+// written, changes nothing.
 func (d *Daemon) followResolver() {
 	if !plan.IsTransparent(d.now.config) {
 		return
@@ -59,7 +59,7 @@ func (d *Daemon) followResolver() {
 	}
 }
 
-// testTransparent asks each of the host's resolvers that an endpoint can be steered to for. The answer must not be the
+// testTransparent asks each of the host's resolvers for which there is an endpoint to steer to. The answer must not be the
 // resolver's own.
 func (d *Daemon) testTransparent(ctx context.Context, n plan.Desired) error {
 	targets := n.Kernel.Backends
@@ -81,7 +81,7 @@ func (d *Daemon) testTransparent(ctx context.Context, n plan.Desired) error {
 	return nil
 }
 
-// testSteered wants an answer from an address, and an endpoint's reply to have been delivered meanwhile.
+// testSteered requires an answer from an address, and that an endpoint's reply was delivered meanwhile.
 func (d *Daemon) testSteered(ctx context.Context, server netip.AddrPort, n plan.Desired) error {
 	before, err := d.datapath.Counters()
 	if err != nil {

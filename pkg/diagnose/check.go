@@ -68,7 +68,7 @@ const (
 	CauseCoreDNSFails       Cause = "coredns-fails"       // it answers that it can't
 	CauseCoreDNSStale       Cause = "coredns-stale"       // it does not say what the apiserver says
 	CauseOwnPath            Cause = "own-path"            // servers answer, but not through us
-	CauseKernelPath         Cause = "kernel-path"         // the kernel's way to an endpoint is broken, and so not used
+	CauseKernelPath         Cause = "kernel-path"         // the kernel's path to an endpoint is broken, and so not used
 	CauseInPart             Cause = "in-part"             // the name is answered, but not all that answers names is well
 	CauseUpstreams          Cause = "upstreams"           // no server for external names answers
 	CauseNoSuchName         Cause = "no-such-name"

@@ -373,14 +373,14 @@ func TestConclude(t *testing.T) {
 			well(), both(unanswered(), func(e *Evidence) { e.Host.Endpoints, e.Host.Unconfirmed = nil, "no ready endpoint" }),
 			CauseCoreDNSUnknown, "DNS is broken: no ready endpoint",
 		},
-		"the kernel's way is broken": {
+		"the kernel's path is broken": {
 			well(), func(e *Evidence) { e.Host.Severed = []netip.AddrPort{coreDNS0} }, CauseKernelPath,
-			"DNS is fine, but the kernel's way to CoreDNS at 172.20.0.10:53 is broken, so that queries are not steered to it: look at k2s-dnsbpf status; the Service address 172.21.0.20:80 and its 2 endpoints answer",
+			"DNS is fine, but the kernel's path to CoreDNS at 172.20.0.10:53 is broken, so that queries are not steered to it: look at k2s-dnsbpf status; the Service address 172.21.0.20:80 and its 2 endpoints answer",
 		},
-		"the kernel's way is broken, and there is no other": {
+		"the kernel's path is broken, and there is no other": {
 			well(), both(noAddress(dns.RcodeServerFailure), func(e *Evidence) {
 				e.Host.Severed, e.CoreDNS = []netip.AddrPort{coreDNS0}, []Reply{says(backendIP).of(coreDNS0)}
-			}), CauseKernelPath, "DNS is broken: CoreDNS answers at 172.20.0.10:53, but the kernel's way to 172.20.0.10:53 is broken: look at k2s-dnsbpf status",
+			}), CauseKernelPath, "DNS is broken: CoreDNS answers at 172.20.0.10:53, but the kernel's path to 172.20.0.10:53 is broken: look at k2s-dnsbpf status",
 		},
 		"alias of an address": {
 			well(), both(noAddress(dns.RcodeNameError), func(e *Evidence) {

@@ -118,7 +118,7 @@ func (e Evidence) answered(q Query) judgement {
 		return judge(CauseResolverForeign, "programs do not ask k2s-dnsbpf, since %s is %s; DNS answers without it", e.Host.File, e.Host.State).andOn()
 	}
 	if q.InZone && len(e.Host.Severed) > 0 {
-		return judge(CauseKernelPath, "DNS is fine, but the kernel's way to CoreDNS at %s is broken, so that queries are not steered to it: look at k2s-dnsbpf status",
+		return judge(CauseKernelPath, "DNS is fine, but the kernel's path to CoreDNS at %s is broken, so that queries are not steered to it: look at k2s-dnsbpf status",
 			some(e.Host.Severed)).andOn()
 	}
 	cause, text := e.standing()
@@ -251,7 +251,7 @@ func (e Evidence) coreDNSBroken(q Query) judgement {
 		return judge(CauseCoreDNSSilent, "DNS is broken in part: the query went to CoreDNS at %s, which does not answer, while %s does",
 			q.Reply.Steered, servers(helpful))
 	case len(helpful) > 0 && len(e.Host.Severed) > 0:
-		return judge(CauseKernelPath, "DNS is broken: CoreDNS answers at %s, but the kernel's way to %s is broken: look at k2s-dnsbpf status",
+		return judge(CauseKernelPath, "DNS is broken: CoreDNS answers at %s, but the kernel's path to %s is broken: look at k2s-dnsbpf status",
 			servers(helpful), some(e.Host.Severed))
 	case len(helpful) > 0:
 		return judge(CauseOwnPath, "DNS is broken: CoreDNS answers at %s, but not by way of k2s-dnsbpf (%s): look at k2s-dnsbpf status",

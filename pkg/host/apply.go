@@ -13,17 +13,17 @@ import (
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/plan"
 )
 
-// Apply makes true what a plan wants in the kernel. What there is no room for, or another owner of, is no reason for the
-// rest not to be done: it is in the problems. After an error the kernel is between the old and the new plan, and another
-// Apply of either goes on from there.
+// Apply applies a plan to the kernel. Something for which there is no room, or that has another owner, does not prevent the
+// rest: it is reported as a problem. After an error the kernel is between the old and the new plan, and another
+// Apply of either continues from there.
 //
-// Where replies come in is attached before queries are steered there. Where those of the plan before came in stays attached
-// until the next one: some may still be on their way.
+// Hooks for replies are attached before queries are steered. Those of the previous plan stay attached
+// until the next Apply: some replies may still be on their way.
 func (h *Host) Apply(k *plan.Kernel) (problems []plan.Problem, err error) {
 	if h.datapath == nil || k == nil {
 		return nil, nil
 	}
-	// Old ones stay for now: what old attachments still steer, a dead daemon's too, needs its way back.
+	// Old ones stay for now: replies to what old attachments still steer, a dead daemon's too, need them.
 	if err := h.datapath.AddReplyVia(k.ReplyVia); err != nil {
 		return nil, err
 	}
@@ -42,7 +42,7 @@ func (h *Host) Apply(k *plan.Kernel) (problems []plan.Problem, err error) {
 	if filter := k.IngressFilter; filter.Index != 0 {
 		a, err := h.datapath.TryIngressFilter(filter.Name, filter.Index)
 		if err != nil {
-			h.log.Warn("no source check in the kernel, the forwarder checks what reaches it", zap.Error(err))
+			h.log.Warn("no source check in the kernel: the forwarder checks sources instead", zap.Error(err))
 			problems = append(problems, plan.Problem{Kind: plan.ProblemIngressFilter, Text: err.Error()})
 		} else {
 			attachments = append(attachments, a)
@@ -62,7 +62,7 @@ func (h *Host) Apply(k *plan.Kernel) (problems []plan.Problem, err error) {
 	return append(problems, left...), err
 }
 
-// steer puts the zones and their endpoints into the kernel. Those that it has no room for stay with the forwarder.
+// steer writes zones and endpoints to the kernel. Zones for which there is no room stay with the forwarder.
 func (h *Host) steer(k *plan.Kernel) (problems []plan.Problem, err error) {
 	trials := make(map[string]datapath.Backend, len(k.Trials))
 	wanted := make([]string, 0, len(k.Trials)+len(k.Zones))

@@ -1,3 +1,3 @@
-// Package host makes what shall be true of this host true, records each change in the journal before it is made, and undoes
+// Package host applies the desired state to this host, records each change in the journal before it is made, and undoes
 // it.
 package host

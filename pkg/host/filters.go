@@ -14,7 +14,7 @@ import (
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/state"
 )
 
-// filters attaches with clsact for the datapath, on kernels without TCX links. Filters are no pinned objects, so the
+// filters attaches with clsact for the datapath, on kernels without TCX links. Filters can't be pinned, so the
 // journal is the only place that knows them.
 type filters struct{ journal *state.Journal }
 
@@ -24,7 +24,7 @@ type filterChange struct {
 
 func (c filterChange) undo() error { return netdev.DetachFilter(c.Filter) }
 
-// qdiscChange is a clsact qdisc that was not there before. It goes after all filters, whichever was the first.
+// qdiscChange is a clsact qdisc that did not exist before. It is removed after all filters, whichever needed it first.
 type qdiscChange struct {
 	Ifindex int `json:"ifindex"`
 }
@@ -53,7 +53,7 @@ func (f filters) AttachFilter(a datapath.Attachment, programFD int) error {
 		return err
 	}
 	if known && old.Filter.Ifindex != a.Ifindex {
-		// The interface went, with all that was on it, and another has its name. The first record of a name stays, so
+		// The interface has disappeared, with everything on it, and another one has its name. The first record of a name stays, so
 		// without this the new filter would be forgotten.
 		if err := f.journal.Forget(changeFilter, a.String()); err != nil {
 			return err
@@ -89,7 +89,7 @@ func (f filters) DetachFilter(a datapath.Attachment) error {
 	return f.journal.Forget(changeFilter, a.String())
 }
 
-// keepOnly detaches what a daemon that died left and this one does not want: the datapath knows only its own filters.
+// keepOnly detaches what a dead daemon left and this one does not want: the datapath knows only its own filters.
 func (f filters) keepOnly(wanted []datapath.Attachment) error {
 	return f.detachUnless(func(name string, _ netdev.Filter) bool {
 		return slices.ContainsFunc(wanted, func(a datapath.Attachment) bool { return a.String() == name })
@@ -124,7 +124,7 @@ func (f filters) detachUnless(keep func(name string, filter netdev.Filter) bool)
 	return errors.Join(errs...)
 }
 
-// strayFilters are filters of ours on any interface whose programs no other process holds. It is for the end, when there should
+// strayFilters are filters of ours on any interface whose programs no other process holds. It is used at the end, when there should
 // be none.
 func strayFilters() (stray []netdev.Filter, err error) {
 	programs := make(map[netdev.Filter]uint32)

@@ -14,17 +14,17 @@ type Endpoint struct {
 	cluster.Endpoint
 	Health
 	Way Way
-	// Note says why the kernel does not steer to it, if it does not.
+	// Note says why the kernel does not steer to it; empty if it does.
 	Note string
 }
 
-// Asked reports whether it is asked at all, if only whether it lives.
+// Asked reports whether it is asked at all, if only by health probes.
 func (e Endpoint) Asked() bool { return e.Way.Astray == "" }
 
-// Lives reports whether it is worth asking.
+// Lives reports whether it is alive.
 func (e Endpoint) Lives() bool { return !e.Dead && e.Asked() }
 
-// Steerable reports whether the kernel knows a way to it, which may be severed.
+// Steerable reports whether the kernel knows a path to it, which may be severed.
 func (e Endpoint) Steerable() bool { return e.Note == "" }
 
 // Backend is the endpoint as the kernel programs know it.
@@ -32,8 +32,8 @@ func (e Endpoint) Backend() Backend {
 	return Backend{Address: e.Address, NATAddress: e.Way.Source, Ifindex: uint32(e.Way.Ifindex)}
 }
 
-// newEndpoint finds the way to a server. One that the kernel can't steer to, or only past what the stack does with packets
-// to it, stays with the forwarder.
+// newEndpoint finds the path to a server. One that the kernel can't steer to, or only by bypassing what the stack does with packets
+// to it, is left to the forwarder.
 func (in Input) newEndpoint(found cluster.Endpoint) Endpoint {
 	e := Endpoint{Endpoint: found, Health: in.Health[found.Address], Way: in.Facts.Ways[found.Address.Addr()]}
 	if e.Way.Not != "" {
@@ -42,7 +42,7 @@ func (in Input) newEndpoint(found cluster.Endpoint) Endpoint {
 	return e
 }
 
-// endpoints are those of the snapshot, but for those that this host must not ask, with a note on each of these.
+// endpoints are those of the snapshot that this host may ask, with a note on each of the others.
 func (in Input) endpoints() (endpoints []Endpoint, notes []string) {
 	for _, found := range in.Snapshot.Endpoints {
 		e := in.newEndpoint(found)
@@ -58,7 +58,7 @@ func (in Input) endpoints() (endpoints []Endpoint, notes []string) {
 	return endpoints, notes
 }
 
-// unfit says why an endpoint that the cluster names is not asked from this host; empty if it is. What the user has named is.
+// unfit says why an endpoint from the cluster is not asked from this host; empty if it is. An endpoint from the user always is.
 func (in Input) unfit(e Endpoint) string {
 	switch {
 	case e.Source == cluster.SourceStatic:
@@ -72,7 +72,7 @@ func (in Input) unfit(e Endpoint) string {
 	return ""
 }
 
-// upstreams are the servers that the user named, or else those that the host had.
+// upstreams are the servers that the user gave, or else those that the host had.
 func (in Input) upstreams() []netip.AddrPort {
 	if len(in.Settings.Upstreams) > 0 {
 		return in.Settings.Upstreams
@@ -80,7 +80,7 @@ func (in Input) upstreams() []netip.AddrPort {
 	return OnDNSPort(in.Facts.Resolver.Upstreams)
 }
 
-// OnDNSPort gives addresses the port of DNS.
+// OnDNSPort adds the DNS port to addresses.
 func OnDNSPort(addresses []netip.Addr) []netip.AddrPort {
 	servers := make([]netip.AddrPort, 0, len(addresses))
 	for _, address := range addresses {
@@ -89,8 +89,8 @@ func OnDNSPort(addresses []netip.Addr) []netip.AddrPort {
 	return servers
 }
 
-// backends are the endpoints that queries are steered to. Without any the forwarder takes them: it asks what lives and can't
-// be steered to, or says at once that nobody answers. Only probes try the dead.
+// backends are the endpoints that queries are steered to. If there are none, the forwarder takes over: it asks those that are alive and can't
+// be steered to, or fails at once. Dead endpoints are only probed.
 func backends(endpoints []Endpoint) []Backend {
 	result := make([]Backend, 0, len(endpoints))
 	for _, e := range endpoints {
@@ -101,7 +101,7 @@ func backends(endpoints []Endpoint) []Backend {
 	return result
 }
 
-// Addresses are those of the endpoints of a kind.
+// Addresses returns the addresses of selected endpoints.
 func (d Desired) Addresses(of func(Endpoint) bool) (addresses []netip.AddrPort) {
 	for _, e := range d.Endpoints {
 		if of(e) {
@@ -114,11 +114,11 @@ func (d Desired) Addresses(of func(Endpoint) bool) (addresses []netip.AddrPort) 
 // maxName is how long a name may be in text, without its final dot (RFC 1035 section 3.1).
 const maxName = 253
 
-// maxTrials bounds the ways that are tried at a time: each takes a zone in the kernel.
+// maxTrials limits the paths that are tested at a time: each takes a zone in the kernel.
 const maxTrials = 64
 
-// Trials gives each endpoint whose way is on trial a zone for itself. It is in a zone of the cluster, so that a query which is
-// not steered goes nowhere else.
+// Trials gives each endpoint whose path is on trial its own zone, within a zone of the cluster, so that a query that is
+// not steered is not sent anywhere else.
 func (d Desired) Trials() map[string]Endpoint {
 	trials := make(map[string]Endpoint)
 	for i, e := range d.Endpoints {
@@ -130,8 +130,8 @@ func (d Desired) Trials() map[string]Endpoint {
 	return trials
 }
 
-// routes sends names of the zones to the endpoints that live, and all others to the upstreams; in transparent mode to the
-// host's resolver, wherever it is now: it does not ask us, and it knows which names go where.
+// routes sends names in the zones to live endpoints, and all others to the upstreams; in transparent mode to the
+// host's resolver at its current address: it does not ask us, and it knows which names go where.
 func (in Input) routes(d Desired) Routes {
 	resolver := in.Facts.Resolver
 	routes := Routes{

@@ -10,7 +10,7 @@ import (
 )
 
 var (
-	// Loopback4 and Loopback6 are the addresses that programs of this host ask.
+	// Loopback4 and Loopback6 are the addresses that this host's programs ask.
 	Loopback4 = netip.AddrFrom4([4]byte{127, 0, 0, 1})
 	Loopback6 = netip.IPv6Loopback()
 )
@@ -18,7 +18,7 @@ var (
 // IsTransparent reports whether the host's own resolver stays in charge.
 func IsTransparent(c config.Config) bool { return c.Resolver == config.ResolverTransparent }
 
-// KubeSwitchAddress returns this host's address on the KubeSwitch; an invalid one if the settings want none.
+// KubeSwitchAddress returns this host's address on the KubeSwitch, or an invalid one if the settings want none.
 func KubeSwitchAddress(c config.Config) netip.Addr {
 	switch {
 	case c.NoKubeSwitch:
@@ -29,7 +29,7 @@ func KubeSwitchAddress(c config.Config) netip.Addr {
 	return config.DefaultKubeSwitchAddress
 }
 
-// listen are the addresses that the forwarder serves: the loopback addresses, unless they are another resolver's, and the
+// listen returns the addresses that the forwarder serves: the loopback addresses, unless they belong to another resolver, and the
 // KubeSwitch address, unless another server has its port.
 func (in Input) listen() (listen []netip.AddrPort) {
 	if !IsTransparent(in.Settings) {
@@ -44,7 +44,7 @@ func (in Input) listen() (listen []netip.AddrPort) {
 	return listen
 }
 
-// shared is the KubeSwitch address if another server has its port, or may come to have it.
+// shared is the KubeSwitch address if another server has its port, or may get it.
 func (in Input) shared() *status.Shared {
 	f := in.Facts.KubeSwitch
 	if f.Interface.Index == 0 || f.Holder == "" {
@@ -80,7 +80,7 @@ func (in Input) listeners(d Desired, clusterDNS []netip.Addr) (listeners []Liste
 	return listeners
 }
 
-// clusterDNS are the addresses at which queries of pods are intercepted, with a note on each that is not.
+// clusterDNS returns the addresses at which queries of Pods are intercepted, with a note on each that is left out.
 func (in Input) clusterDNS() (addresses []netip.Addr, notes []string) {
 	if len(in.Facts.Pods) == 0 {
 		return nil, nil
@@ -99,8 +99,8 @@ func (in Input) clusterDNS() (addresses []netip.Addr, notes []string) {
 	return addresses, notes
 }
 
-// collides says why queries of pods are not intercepted at an address; empty if they are. They have no check of who asks, so
-// an address that has one, or is for this host alone, stays as it is.
+// collides says why queries of Pods are not intercepted at an address; empty if they are. Their sources are not checked, so
+// an address with such a check, or for this host alone, is not taken.
 func (in Input) collides(address netip.Addr) string {
 	ours := slices.ContainsFunc(in.listen(), func(l netip.AddrPort) bool { return l.Addr() == address })
 	switch {
@@ -130,8 +130,8 @@ func (d Desired) InterceptedBy(is4 bool) (netip.AddrPort, bool) {
 	return netip.AddrPort{}, false
 }
 
-// LoopbackOf returns those of the servers that programs ask on this host itself, in their order. The unspecified address is
-// one: what is sent there goes to loopback (ip(7)).
+// LoopbackOf returns those of the servers that are on this host itself, in order. The unspecified address is
+// one of them: packets sent there go to loopback (ip(7)).
 func LoopbackOf(servers []netip.Addr) (resolvers []netip.Addr) {
 	for _, address := range servers {
 		address = address.Unmap()

@@ -10,7 +10,7 @@ import (
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/config"
 )
 
-// Make makes the plan of a host. It fails if the settings can't be meant.
+// Make makes the plan of a host. It fails if the settings are invalid.
 func Make(in Input) (Desired, error) {
 	switch in.Settings.Topology {
 	case config.TopologyNativeLinux:
@@ -19,7 +19,7 @@ func Make(in Input) (Desired, error) {
 	return Desired{}, fmt.Errorf("topology %q: %w", in.Settings.Topology, config.ErrInvalid)
 }
 
-// nativeLinux is a Linux host that runs programs, pods perhaps, and workers behind its KubeSwitch.
+// nativeLinux plans a Linux host that runs programs, perhaps Pods, and has workers behind its KubeSwitch.
 func (in Input) nativeLinux() (d Desired, err error) {
 	configured, err := ConfiguredZones(in.Settings)
 	if err != nil {
@@ -82,7 +82,7 @@ func (in Input) kernel(d Desired, known []Source, clusterDNS []netip.Addr) *Kern
 // loopbackIfindex is lo's in every network namespace: the kernel makes it first.
 const loopbackIfindex = 1
 
-// hooks are where replies come in, then where queries do.
+// hooks returns those for replies, then those for queries.
 func (in Input) hooks(d Desired) (hooks []Hook) {
 	add := func(kind HookKind, name string, index int) {
 		if hook := (Hook{kind, name, index}); !slices.Contains(hooks, hook) {
@@ -104,7 +104,7 @@ func (in Input) hooks(d Desired) (hooks []Hook) {
 	return hooks
 }
 
-// replyVia names the bridge for each interface of a pod that is a port of one.
+// replyVia maps each Pod interface that is a bridge port to the bridge.
 func replyVia(pods []Interface) map[uint32]uint32 {
 	via := make(map[uint32]uint32)
 	for _, i := range pods {
@@ -115,23 +115,23 @@ func replyVia(pods []Interface) map[uint32]uint32 {
 	return via
 }
 
-// problems are those that the plan itself tells.
+// problems returns those that follow from the plan itself.
 func (in Input) problems(d Desired) (problems []Problem) {
 	say := func(kind ProblemKind, format string, arguments ...any) {
 		problems = append(problems, Problem{kind, fmt.Sprintf(format, arguments...)})
 	}
 	if address := in.Settings.KubeSwitchAddress; address.IsValid() && d.KubeSwitch.Index == 0 {
-		say(ProblemKubeSwitch, "no interface has the KubeSwitch address %s: workers are not answered until one has", address)
+		say(ProblemKubeSwitch, "no interface has the KubeSwitch address %s: workers are not answered until one does", address)
 	}
 	switch {
 	case len(d.Endpoints) == 0 && !in.Snapshot.Stale:
-		say(ProblemEndpoints, "%s: cluster names are answered SERVFAIL", cmp.Or(in.Snapshot.Reason, "no endpoint that the cluster names can be asked"))
+		say(ProblemEndpoints, "%s: cluster names are answered SERVFAIL", cmp.Or(in.Snapshot.Reason, "none of the cluster's endpoints can be asked"))
 	case len(d.Endpoints) > 0 && !slices.ContainsFunc(d.Endpoints, Endpoint.Lives):
-		say(ProblemEndpoints, "no endpoint answers: check that CoreDNS runs and that this host reaches it")
+		say(ProblemEndpoints, "no endpoint answers: check that CoreDNS is running and that this host can reach it")
 	}
 	for _, e := range d.Endpoints {
 		if e.Severed {
-			say(ProblemWay, "the kernel's way to %s is broken: what is steered to it over %s stays unanswered, while it answers when asked directly: nothing is steered to it: look for what drops or changes its replies on %s (tc, XDP, VLAN tags, MTU)",
+			say(ProblemWay, "the kernel's path to %s is broken: queries steered to it over %s are not answered, but direct ones are: nothing is steered to it: look for something that drops or changes its replies on %s (tc, XDP, VLAN tags, MTU)",
 				e.Address, e.Way.Interface, e.Way.Interface)
 		}
 		if !e.Asked() {

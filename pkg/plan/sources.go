@@ -6,17 +6,17 @@ import (
 	"slices"
 )
 
-// impossibleSources are no source of a packet that comes by a wire (RFC 6890): this host and network, loopback,
+// impossibleSources can't be the source of a packet from a network (RFC 6890): this host and network, loopback,
 // multicast, limited broadcast.
 var impossibleSources = []netip.Prefix{
 	netip.MustParsePrefix("0.0.0.0/8"), netip.MustParsePrefix("127.0.0.0/8"), netip.MustParsePrefix("224.0.0.0/4"),
 	netip.MustParsePrefix("255.255.255.255/32"), netip.MustParsePrefix("::/127"), netip.MustParsePrefix("ff00::/8"),
 }
 
-// sources says on which interface the packets of a source come in, as far as a source's address tells, and which of them
-// may ask at the KubeSwitch address, that of the interface clients. A network that is behind an interface is behind no
-// other, and one of which nothing is known behind clients, if it is allowed. This host's own addresses, and those that all
-// in a network have, are nobody's behind a wire.
+// sources says on which interface packets from a source arrive, as far as its address tells, and which sources
+// may ask at the KubeSwitch address, which is that of the interface clients. A network that is behind one interface is behind no
+// other, and an allowed network of which nothing is known is behind clients. This host's own addresses, and broadcast addresses
+// of networks, are not valid sources on any interface.
 func sources(allowed []netip.Prefix, clients int, own []netip.Prefix, networks []Network) []Source {
 	known := make(map[netip.Prefix]Source)
 	var behind []netip.Prefix
@@ -28,7 +28,7 @@ func sources(allowed []netip.Prefix, clients int, own []netip.Prefix, networks [
 		known[network.Prefix] = Source{Prefix: network.Prefix, Ifindex: ifindex, Allowed: contained(allowed, network.Prefix)}
 		behind = append(behind, network.Prefix)
 	}
-	// The narrowest one first: it is the one that counts.
+	// The longest prefix first, because it counts.
 	slices.SortFunc(behind, func(a, b netip.Prefix) int { return b.Bits() - a.Bits() })
 	for _, prefix := range allowed {
 		ifindex := uint32(clients)
@@ -41,7 +41,7 @@ func sources(allowed []netip.Prefix, clients int, own []netip.Prefix, networks [
 	nobodys := slices.Clone(impossibleSources)
 	for _, address := range own {
 		for _, a := range append(sharedAddresses(address), address.Addr()) {
-			// Those that are in no known prefix need no entry of their own. There may be thousands (kube-proxy's IPVS mode).
+			// Addresses outside all known prefixes need no entry. There may be thousands (kube-proxy's IPVS mode).
 			if contained(behind, Single(a)) || contained(allowed, Single(a)) {
 				nobodys = append(nobodys, Single(a))
 			}
@@ -60,8 +60,8 @@ func sources(allowed []netip.Prefix, clients int, own []netip.Prefix, networks [
 	return result
 }
 
-// permits are the sources that may ask at the KubeSwitch address, for the forwarder. Of those that are nobody's behind a
-// wire the stack delivers only what this host sends itself.
+// permits returns the sources that may ask the forwarder at the KubeSwitch address. Of those that are not valid on a
+// network, the stack delivers only what this host sends to itself.
 func permits(sources []Source, allowed []netip.Prefix) (permits []Permit) {
 	for _, source := range sources {
 		switch {
@@ -84,7 +84,7 @@ func contained(others []netip.Prefix, inner netip.Prefix) bool {
 	return slices.ContainsFunc(others, func(p netip.Prefix) bool { return p.Bits() <= inner.Bits() && p.Contains(inner.Addr()) })
 }
 
-// sharedAddresses are those of a network that no single host has: the lowest one (RFC 1122 section 3.2.1.3; for IPv6
+// sharedAddresses are those of a network that belong to no single host: the lowest one (RFC 1122 section 3.2.1.3; for IPv6
 // the routers' anycast address, RFC 4291 section 2.6.1), and for IPv4 the highest one, broadcast.
 func sharedAddresses(network netip.Prefix) []netip.Addr {
 	lowest := network.Masked().Addr()

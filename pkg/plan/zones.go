@@ -17,7 +17,7 @@ const (
 	sourceDefault  = "default"
 )
 
-// ConfiguredZones are the zones that the settings name, the reverse zones of ranges among them.
+// ConfiguredZones returns the zones in the settings, including the reverse zones of ranges.
 func ConfiguredZones(c config.Config) (zones []cluster.Zone, err error) {
 	reverse, err := cluster.ReverseZones(slices.Concat(c.ServiceCIDRs, c.PodCIDRs)...)
 	if err != nil {
@@ -29,9 +29,9 @@ func ConfiguredZones(c config.Config) (zones []cluster.Zone, err error) {
 	return zones, nil
 }
 
-// zonesOf unites the configured zones with the discovered ones, names before addresses. Only if there is no name at all it
-// is the default one. What a Corefile serves beside the cluster's own zones is left out, with a note, where it would take
-// more names from this host than can be meant: whoever may edit it has no say about those.
+// zonesOf merges the configured zones with the discovered ones, names before addresses. Only if there is no name at all it
+// uses the default zone. Other zones in a Corefile are left out, with a note, if they would take
+// more names from this host than intended: whoever may edit the Corefile has no authority over those.
 func zonesOf(configured, discovered []cluster.Zone, search []string) (zones []cluster.Zone, notes []string) {
 	names, reverse := []cluster.Zone{}, []cluster.Zone{}
 	seen := make(map[string]bool)
@@ -44,7 +44,7 @@ func zonesOf(configured, discovered []cluster.Zone, search []string) (zones []cl
 		switch {
 		case seen[zone.Name]:
 		case why != "":
-			notes = append(notes, fmt.Sprintf("the zone %s of %s is %s: it is left out; name it with --zone, beside all others, to have it from the cluster", zone.Name, zone.Source, why))
+			notes = append(notes, fmt.Sprintf("the zone %s of %s is %s and is left out: to use it, name it with --zone, together with all others", zone.Name, zone.Source, why))
 		case zone.Reverse():
 			reverse = append(reverse, zone)
 		default:
@@ -61,11 +61,11 @@ func zonesOf(configured, discovered []cluster.Zone, search []string) (zones []cl
 	return append(names, reverse...), notes
 }
 
-// tooWide says why a zone is not the cluster's alone: it is one below which anybody registers names, or one that this
-// host's own names are in.
+// tooWide says why a zone does not belong to the cluster alone: anybody can register names in it, or this
+// host's own names are in it.
 func tooWide(zone string, search []string) string {
 	if suffix, _ := publicsuffix.PublicSuffix(zone); suffix == zone {
-		return "a public suffix, below which are names of many"
+		return "a public suffix"
 	}
 	for _, domain := range search {
 		if domain = strings.ToLower(strings.TrimSuffix(domain, ".")); within(domain, zone) {
@@ -75,7 +75,7 @@ func tooWide(zone string, search []string) string {
 	return ""
 }
 
-// within reports whether a name is a zone, or below it. Both are in lower case without a final dot.
+// within reports whether a name is a zone or below it. Both are lower-case without a final dot.
 func within(name, zone string) bool { return name == zone || strings.HasSuffix(name, "."+zone) }
 
 // ZoneNames returns the names of zones.

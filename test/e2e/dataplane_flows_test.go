@@ -208,7 +208,7 @@ func TestInFlight(t *testing.T) {
 	steered, passed := now.rose(before, "host", "steered"), now.rose(before, "host", "passed_no_flow_slot")
 	t.Logf("filled in %s, counted after %s: %d slots taken, %d steered, %d passed for want of one",
 		filled.Round(time.Millisecond), counted.Round(time.Millisecond), full, steered, passed)
-	// The daemon may have tried the kernel's way itself.
+	// The daemon may have tried the kernel's path itself.
 	if more := steered + passed - (flowSlots/4 + all); more < 0 || more > 10 {
 		t.Errorf("steered %d and passed %d of %d queries", steered, passed, flowSlots/4+all)
 	}
@@ -353,7 +353,7 @@ func TestFlood(t *testing.T) {
 	}
 	after := h.dataplane()
 	if n := after.rose(before, "host", "replied"); n != asked {
-		t.Errorf("%d of %d of this host's queries went by the kernel's way", n, asked)
+		t.Errorf("%d of %d of this host's queries went by the kernel's path", n, asked)
 	}
 	if after.rose(before, "kubeswitch", "passed_no_flow_slot") == 0 {
 		t.Error("the flood found a slot for each query: this shows nothing")

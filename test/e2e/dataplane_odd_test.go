@@ -237,7 +237,7 @@ func TestAskersMark(t *testing.T) {
 	}
 	after := h.dataplane()
 	if host, worker := after.rose(before, "host", "replied"), after.rose(before, "kubeswitch", "replied"); host != 2*rounds || worker != rounds {
-		t.Errorf("%d and %d replies by the kernel's way, want %d and %d", host, worker, 2*rounds, rounds)
+		t.Errorf("%d and %d replies by the kernel's path, want %d and %d", host, worker, 2*rounds, rounds)
 	}
 }
 

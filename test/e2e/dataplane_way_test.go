@@ -15,12 +15,12 @@ import (
 // natPorts are those of steered queries in the lab, outside the ephemeral ones that the stack's probes come from.
 const natPorts = "udp dport 1024-32767"
 
-// severed waits until status says of an endpoint that the kernel's way to it is broken, or is not.
+// severed waits until status says of an endpoint that the kernel's path to it is broken, or is not.
 func (h *host) severed(address string, want bool) {
 	h.t.Helper()
 	eventuallyIn(h.t, time.Minute, fmt.Sprintf("the way to %s is broken: %v", address, want), func() error {
 		iface, note, healthy := h.dataplane().endpoint(address)
-		if now := strings.Contains(note, "the kernel's way"); !healthy || now != want || now != (iface == "") {
+		if now := strings.Contains(note, "the kernel's path"); !healthy || now != want || now != (iface == "") {
 			return fmt.Errorf("healthy %v, interface %q, note %q", healthy, iface, note)
 		}
 		return nil
@@ -60,11 +60,11 @@ func TestKernelWayBroken(t *testing.T) {
 			} else {
 				t.Logf("known after %s, the last lost query was sent after %s", known.Round(time.Millisecond), lost[len(lost)-1].Sub(begin).Round(time.Millisecond))
 			}
-			if r := h.status(); r.Healthy || !strings.Contains(strings.Join(r.Problems, "\n"), "the kernel's way to "+first+" is broken") {
+			if r := h.status(); r.Healthy || !strings.Contains(strings.Join(r.Problems, "\n"), "the kernel's path to "+first+" is broken") {
 				t.Errorf("status does not tell: %q", r.Problems)
 			}
-			c := h.check(lab.Backend, "kernel-path", "DNS is fine, but the kernel's way to CoreDNS at "+first+" is broken")
-			c.step(t, "status", "bad", "the kernel's way to "+first)
+			c := h.check(lab.Backend, "kernel-path", "DNS is fine, but the kernel's path to CoreDNS at "+first+" is broken")
+			c.step(t, "status", "bad", "the kernel's path to "+first)
 
 			// The other one is steered to, and the broken one is still asked: by TCP.
 			before := h.dataplane()

@@ -122,7 +122,7 @@ func TestLibvirt(t *testing.T) {
 			t.Fatal(err)
 		}
 		eventually(t, "status tells that nobody is there", func() error {
-			if r := h.status(); r.Healthy || !strings.Contains(strings.Join(r.Problems, "\n"), "nobody serves 172.19.1.1:53") {
+			if r := h.status(); r.Healthy || !strings.Contains(strings.Join(r.Problems, "\n"), "no server listens on 172.19.1.1:53") {
 				return fmt.Errorf("problems: %v", r.Problems)
 			}
 			return nil

@@ -86,7 +86,7 @@ func TestHangup(t *testing.T) {
 
 	must(t, h.Host(), "mv", daemonLog, daemonLog+".1")
 	h.signal("HUP", pid)
-	h.has(daemonLog, "settings are as they were")
+	h.has(daemonLog, "settings unchanged")
 
 	h.write(file, "zones: [cluster.local, other.test]\n")
 	h.signal("HUP", pid)
@@ -106,7 +106,7 @@ func TestHangup(t *testing.T) {
 	h.attach(endpoints, ranges, []string{"--config", file, "--zone", "cluster.local", "--zone", "third.test"})
 	must(t, h.Host(), "mv", daemonLog, daemonLog+".2")
 	h.signal("HUP", pid)
-	h.has(daemonLog, "settings are as they were")
+	h.has(daemonLog, "settings unchanged")
 	if zones := h.zones(); !slices.Contains(zones, "third.test") {
 		t.Errorf("the second attach's zones are %q", zones)
 	}

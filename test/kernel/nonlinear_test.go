@@ -118,7 +118,7 @@ func sized(query *dns.Msg, reply *dns.Msg) {
 
 // TestCables: drivers leave as little as the Ethernet header in the linear part of a socket buffer, and switches send
 // frames with a tag of VLAN 0, which has but a priority. Queries and replies of all sizes get through nevertheless, and
-// by the kernel's way.
+// by the kernel's path.
 func TestCables(t *testing.T) {
 	tagged := func(frame []byte) []byte { return slices.Insert(frame, 12, 0x81, 0, 0xa0, 0) }
 	// Between two sizes. A driver may do with a few sizes what it does with no other.
