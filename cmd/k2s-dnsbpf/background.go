@@ -18,6 +18,7 @@ import (
 	"syscall"
 
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/config"
+	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/host"
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/rundir"
 )
 
@@ -58,6 +59,9 @@ func readyNotifier() func(says string, err error) {
 // ready or has failed. It returns the daemon's message.
 func attachInBackground(ctx context.Context, c config.Config) (said string, err error) {
 	if err := rundir.CheckPrivilege("attach"); err != nil {
+		return "", err
+	}
+	if err := host.CheckFiles(); err != nil { // the daemon does not come so far as to say so
 		return "", err
 	}
 	self, err := os.Executable()

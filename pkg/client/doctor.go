@@ -16,7 +16,6 @@ import (
 	"github.com/miekg/dns"
 
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/config"
-	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/datapath"
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/diagnose"
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/forwarder"
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/host"
@@ -57,11 +56,13 @@ func lookAtKernel(c config.Config) func(*diagnose.Facts) {
 			sysctls[name] = value
 		}
 	}
-	bpffs := ""
-	if err := datapath.CheckPinDir(c.BPFFS); err != nil && !errors.Is(err, os.ErrPermission) {
-		bpffs = err.Error()
+	var lacks []string
+	if os.Geteuid() == 0 {
+		for _, err := range host.Lacks(c) {
+			lacks = append(lacks, err.Error())
+		}
 	}
-	return func(f *diagnose.Facts) { f.System.Sysctls, f.System.BPFFS = sysctls, bpffs }
+	return func(f *diagnose.Facts) { f.System.Sysctls, f.System.Lacks = sysctls, lacks }
 }
 
 func lookAtAttachment(ctx context.Context, c config.Config) func(*diagnose.Facts) {

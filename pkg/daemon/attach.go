@@ -16,7 +16,6 @@ import (
 
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/cluster"
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/config"
-	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/datapath"
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/forwarder"
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/guardian"
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/handover"
@@ -74,11 +73,6 @@ func (d *Daemon) attach(ctx context.Context) error {
 func (d *Daemon) check(ctx context.Context) (err error) {
 	s := &d.now
 	d.host = host.New(s.config, d.journal, d.log)
-	if s.config.BPF {
-		if err := datapath.CheckPinDir(s.config.BPFFS); err != nil {
-			return err
-		}
-	}
 	if err := d.openForwarder(ctx); err != nil {
 		return err
 	}

@@ -189,6 +189,9 @@ func (d *Daemon) acquire() error {
 		return err
 	}
 	d.owned = owned
+	if lacks := host.Lacks(d.now.config); len(lacks) > 0 {
+		return errors.Join(lacks[0], d.release()) // before anything is undone
+	}
 	// What a guardian did after an earlier daemon is no longer of interest.
 	if err := os.Remove(rundir.Guardian(d.now.config)); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return errors.Join(fmt.Errorf("remove a guardian's record: %w", err), d.release())

@@ -41,6 +41,9 @@ func Plan(ctx context.Context, c config.Config, log *zap.Logger) (lines []string
 			_ = d.forwarder.Shutdown(ctx)
 		}
 	}()
+	if lacks := host.Lacks(c); len(lacks) > 0 {
+		return lines, lacks[0]
+	}
 	if err := d.check(ctx); err != nil {
 		return lines, err
 	}

@@ -180,7 +180,7 @@ func pinnedID(pin string) (link.ID, error) {
 
 // attach remembers what is missing after an error: nothing else may be left of it.
 func (d *Datapath) attach(a Attachment) error {
-	err := d.tryAttach(a)
+	err := describe(d.tryAttach(a))
 	if err != nil {
 		d.missing[a] = true
 	} else {

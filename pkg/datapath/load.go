@@ -9,14 +9,17 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"strings"
+	"slices"
 	"sync"
 	"time"
 
 	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/asm"
 	"github.com/cilium/ebpf/link"
 	"github.com/cilium/ebpf/rlimit"
 	"golang.org/x/sys/unix"
+
+	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/internal/privilege"
 )
 
 // ErrNoBPFFS is returned if the pin directory is not on a BPF file system.
@@ -81,6 +84,8 @@ func CheckPinDir(dir string) error {
 		var stat unix.Statfs_t
 		err := unix.Statfs(parent, &stat)
 		switch {
+		case err == nil && stat.Type == unix.BPF_FS_MAGIC && stat.Flags&unix.ST_RDONLY != 0:
+			return fmt.Errorf("pin directory %s: %w", dir, describe(unix.EROFS))
 		case err == nil && stat.Type == unix.BPF_FS_MAGIC:
 			return nil
 		case err == nil:
@@ -187,53 +192,57 @@ func (d *Datapath) makeDirs() error {
 	return nil
 }
 
+// CheckPrivilege reports whether the kernel lets this process load programs at all, by a small one.
+func CheckPrivilege() error {
+	if err := rlimit.RemoveMemlock(); err != nil {
+		return fmt.Errorf("load BPF programs: lift the memlock limit: %w", describeLoadError(err))
+	}
+	program, err := ebpf.NewProgram(&ebpf.ProgramSpec{
+		Type: ebpf.SchedCLS, License: "MIT", Instructions: asm.Instructions{asm.Mov.Imm(asm.R0, 0), asm.Return()},
+	})
+	if err != nil {
+		return fmt.Errorf("load BPF programs: %w", describeLoadError(err))
+	}
+	return program.Close()
+}
+
 // describeLoadError says what is missing. It keeps the verifier's whole log: its last lines alone seldom tell why a program
-// was refused. A process without a capability is refused for its programs too, in the verifier's words.
+// was refused.
 func describeLoadError(err error) error {
-	missing := missingCapabilities()
+	if described := describe(err); described != err { //nolint:errorlint // the very same
+		return described
+	}
 	var verifier *ebpf.VerifierError
-	switch {
-	case len(missing) > 0:
-		return fmt.Errorf("%w: this process has no %s: run it as root, or give it these (CapabilityBoundingSet of a unit), or do without by --no-bpf",
-			unix.EPERM, strings.Join(missing, ", "))
-	case errors.Is(err, unix.EMFILE), errors.Is(err, unix.ENFILE):
-		return fmt.Errorf("%w: raise the limit of open files (LimitNOFILE of a unit, ulimit -n)", err)
-	case errors.Is(err, unix.ENOSYS):
-		return fmt.Errorf("%w: the kernel has no bpf(2), or a filter of system calls forbids it: do without by --no-bpf", err)
-	case errors.Is(err, unix.EPERM):
-		return fmt.Errorf("%w: something forbids BPF: a filter of system calls, a user namespace, or the kernel's lockdown: do without by --no-bpf", err)
-	case errors.Is(err, unix.ENOMEM), errors.Is(err, unix.ENOSPC):
-		return fmt.Errorf("%w: make room: memory of the control group, or on the BPF file system", err)
-	case errors.Is(err, unix.EROFS):
-		return fmt.Errorf("%w: mount the BPF file system for writing, name another with --bpffs, or do without by --no-bpf", err)
-	case errors.As(err, &verifier):
+	if errors.As(err, &verifier) {
 		return fmt.Errorf("the kernel's verifier refused a program: use --no-bpf and report this: %w: %s",
 			verifier.Cause, fmt.Sprintf("%+v", verifier))
 	}
-	return err
+	return fmt.Errorf("%w: use --no-bpf and report this", err)
 }
 
-// missingCapabilities are those that loading and attaching takes and this process does not have (capabilities(7)).
-func missingCapabilities() (missing []string) {
-	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
-	var data [2]unix.CapUserData
-	if err := unix.Capget(&header, &data[0]); err != nil {
-		return nil
+// describe says what to do about those errors of bpf(2) that tell of this process or host, not of what it was asked for. A process
+// without a capability is refused for its programs too, in the verifier's words.
+func describe(err error) error {
+	lacks := func(errno ...error) bool {
+		return slices.ContainsFunc(errno, func(e error) bool { return errors.Is(err, e) })
 	}
-	has := func(capability uint) bool { return data[capability/32].Effective&(1<<(capability%32)) != 0 }
-	if !has(unix.CAP_NET_ADMIN) {
-		missing = append(missing, "CAP_NET_ADMIN")
+	missing := privilege.Missing(privilege.NetAdmin, privilege.BPF, privilege.Perfmon)
+	switch {
+	case len(missing) > 0 && lacks(unix.EPERM, unix.EACCES):
+		return fmt.Errorf("%w: this process has no %s: run it as root, or give it these (CapabilityBoundingSet of a unit), or do without by --no-bpf",
+			unix.EPERM, missing)
+	case lacks(unix.EMFILE, unix.ENFILE):
+		return fmt.Errorf("%w: raise the limit of open files (LimitNOFILE of a unit, ulimit -n)", err)
+	case lacks(unix.ENOSYS):
+		return fmt.Errorf("%w: the kernel has no bpf(2), or a filter of system calls forbids it: do without by --no-bpf", err)
+	case lacks(unix.EPERM):
+		return fmt.Errorf("%w: something forbids BPF (a filter of system calls, a user namespace, or the kernel's lockdown): lift it, or do without by --no-bpf", err)
+	case lacks(unix.ENOMEM, unix.ENOSPC):
+		return fmt.Errorf("%w: make room (memory of the control group, or on the BPF file system)", err)
+	case lacks(unix.EROFS):
+		return fmt.Errorf("%w: mount the BPF file system for writing, name another with --bpffs, or do without by --no-bpf", err)
 	}
-	if has(unix.CAP_SYS_ADMIN) {
-		return missing // it stands for those of BPF
-	}
-	if !has(unix.CAP_BPF) {
-		missing = append(missing, "CAP_BPF")
-	}
-	if !has(unix.CAP_PERFMON) {
-		missing = append(missing, "CAP_PERFMON")
-	}
-	return missing
+	return err
 }
 
 func (d *Datapath) mapDir() string  { return filepath.Join(d.options.PinDir, "maps") }
@@ -326,6 +335,9 @@ func (d *Datapath) Close() error {
 // Remove detaches every program that is pinned below pinDir and removes the pins. Programs that are attached by
 // TrafficControl are not pinned links: their owner detaches them. Removing what is not there is no error.
 func Remove(pinDir string) error {
+	if _, err := os.Lstat(pinDir); errors.Is(err, os.ErrNotExist) {
+		return nil // a file system that can't be written to has another answer
+	}
 	// Links first: a program whose maps' pins are gone would go on running with nobody able to look into it.
 	var errs []error
 	for _, dir := range []struct {

@@ -145,9 +145,9 @@ type CoreDNS struct {
 type System struct {
 	Kernel   string // release
 	BTF      bool
-	BPFFS    string // why there is no place for pins, "" if there is one
-	Docker   bool   // dockerd runs
-	DockerOK bool   // and names servers for its containers
+	Lacks    []string // what root lacks here for an attach, each with its remedy; empty to others
+	Docker   bool     // dockerd runs
+	DockerOK bool     // and names servers for its containers
 	Sysctls  map[string]string
 	// Systemd runs. BootUnit is the path of the unit that restores at boot, and Enabled that it is.
 	Systemd  bool

@@ -120,19 +120,20 @@ func (f Facts) loopbackFix() string {
 var leastKernel = []int{5, 12}
 
 func checkKernel(f Facts) []Finding {
-	if !f.Attachment.BPF {
+	out := f.lacks()
+	switch {
+	case f.System.Kernel == "":
+		return append(out, unknown("the kernel's release can't be read")...)
+	case !f.Attachment.BPF && len(out) > 0:
+		return out
+	case !f.Attachment.BPF:
 		return ok("Linux %s; everything is done in user space, as it was asked for", f.System.Kernel)
 	}
-	var out []Finding
 	if !atLeast(f.System.Kernel, leastKernel) {
 		out = append(out, Finding{
 			Result: Fail, Says: fmt.Sprintf("Linux %s is older than %d.%d", f.System.Kernel, leastKernel[0], leastKernel[1]),
 			Consequence: "the programs are refused", Fix: "use --no-bpf",
 		})
-	}
-	if f.System.BPFFS != "" {
-		says, fix, _ := strings.Cut(f.System.BPFFS, ": mount ")
-		out = append(out, Finding{Result: Fail, Says: says, Consequence: "there is no place for the pins, and attach refuses", Fix: "mount " + fix})
 	}
 	if !f.System.BTF {
 		out = append(out, Finding{
@@ -147,6 +148,21 @@ func checkKernel(f Facts) []Finding {
 		return out
 	}
 	return ok("Linux %s, with BTF and a BPF file system", f.System.Kernel)
+}
+
+// lacks is what this process lacks for an attach. A daemon that has attached has it.
+func (f Facts) lacks() (out []Finding) {
+	if f.Attachment.Alive {
+		return nil
+	}
+	for _, text := range f.System.Lacks {
+		finding := Finding{Result: Fail, Says: text, Consequence: "attach refuses", Fix: "see there"}
+		if i := strings.LastIndex(text, ": "); i >= 0 {
+			finding.Says, finding.Fix = text[:i], text[i+len(": "):]
+		}
+		out = append(out, finding)
+	}
+	return out
 }
 
 func checkSysctls(f Facts) []Finding {

@@ -170,7 +170,7 @@ func TestVerdicts(t *testing.T) {
 		{"pods with our loopback", detached, func(f *Facts) { f.Pods = []Process{{8, "app"}} }, "pods", Fail, []string{"app (process 8)", "recreate"}},
 
 		{"old kernel", detached, func(f *Facts) { f.System.Kernel = "5.10.0-28-amd64" }, "kernel", Fail, []string{"5.12", "--no-bpf"}},
-		{"no bpffs", detached, func(f *Facts) { f.System.BPFFS = "pin directory /x: no BPF file system: mount one with ..." }, "kernel", Fail, []string{"mount one"}},
+		{"no bpffs", detached, func(f *Facts) { f.System.Lacks = []string{"pin directory /x: no BPF file system: mount one with ..."} }, "kernel", Fail, []string{"mount one"}},
 		{"no BTF", detached, func(f *Facts) { f.System.BTF = false }, "kernel", Warn, []string{"btf"}},
 		{"sysctl reset", attached, func(f *Facts) { f.System.Sysctls["net.ipv4.conf.lo.route_localnet"] = "0" }, "sysctls", Fail, []string{"route_localnet=0"}},
 		{"no boot unit", detached, func(f *Facts) { f.System.BootUnit = "" }, "boot", Warn, []string{bootUnit}},

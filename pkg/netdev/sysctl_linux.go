@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -26,7 +27,19 @@ func Sysctl(name string) (string, error) {
 
 // SetSysctl changes a setting of the current network namespace.
 func SetSysctl(name, value string) error {
-	err := os.WriteFile(sysctlPath(name), []byte(value), 0o644)
+	return sysctlError(name, value, os.WriteFile(sysctlPath(name), []byte(value), 0o644))
+}
+
+// CheckSysctl reports whether SetSysctl would do: the setting has the value, or can be changed.
+func CheckSysctl(name, value string) error {
+	now, err := Sysctl(name)
+	if err != nil || now == value {
+		return err
+	}
+	return sysctlError(name, value, unix.Access(sysctlPath(name), unix.W_OK))
+}
+
+func sysctlError(name, value string, err error) error {
 	if errors.Is(err, unix.EROFS) {
 		return fmt.Errorf("set sysctl %s=%s: %w: /proc/sys is read-only here: run privileged, or set it beforehand", name, value, err)
 	}
@@ -34,6 +47,20 @@ func SetSysctl(name, value string) error {
 		return fmt.Errorf("set sysctl %s=%s: %w", name, value, err)
 	}
 	return nil
+}
+
+// FirstFreePort returns the lowest port that takes no privilege to listen on.
+func FirstFreePort() (int, error) {
+	const name = "net.ipv4.ip_unprivileged_port_start"
+	value, err := Sysctl(name)
+	if err != nil {
+		return 0, err
+	}
+	first, err := strconv.Atoi(value)
+	if err != nil {
+		return 0, fmt.Errorf("parse sysctl %s: %w", name, err)
+	}
+	return first, nil
 }
 
 // PortRange is a range of ports, both ends included.

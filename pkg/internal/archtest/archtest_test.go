@@ -21,7 +21,7 @@ const module = "github.com/k2s-dnsbpf/k2s-dnsbpf/"
 var root = filepath.Join("..", "..", "..")
 
 // leaves are for every room.
-var leaves = []string{"pkg/internal/errno", "pkg/internal/peer", "pkg/internal/safefile", "pkg/internal/say"}
+var leaves = []string{"pkg/internal/errno", "pkg/internal/peer", "pkg/internal/privilege", "pkg/internal/safefile", "pkg/internal/say"}
 
 // rooms says which packages of ours, besides leaves, each package may import, on whichever operating system. Rooms below the daemon know
 // only leaves; the daemon joins them. Packages of the test module need no row if they import none of ours.
@@ -44,6 +44,7 @@ var rooms = map[string][]string{
 	"pkg/internal/peer":          {},
 	"pkg/internal/peer/peertest": {},
 	"pkg/internal/pktgen":        {},
+	"pkg/internal/privilege":     {},
 	"pkg/internal/safefile":      {},
 	"pkg/internal/sample":        {},
 	"pkg/internal/say":           {},
@@ -75,7 +76,7 @@ var testRooms = map[string][]string{
 
 // linuxOnly are the rooms that are empty on other operating systems. All others have something in them on each of systems, and import none
 // of these there.
-var linuxOnly = []string{"pkg/client", "pkg/daemon", "pkg/datapath", "pkg/guardian", "pkg/handover", "pkg/host", "pkg/internal/peer", "pkg/internal/peer/peertest", "pkg/netdev"}
+var linuxOnly = []string{"pkg/client", "pkg/daemon", "pkg/datapath", "pkg/guardian", "pkg/handover", "pkg/host", "pkg/internal/peer", "pkg/internal/peer/peertest", "pkg/internal/privilege", "pkg/netdev"}
 
 var systems = []string{"darwin", "linux", "windows"}
 

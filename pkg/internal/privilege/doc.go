@@ -1,0 +1,2 @@
+// Package privilege looks at what this process may do. It is for Linux only.
+package privilege
