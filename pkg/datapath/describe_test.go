@@ -32,7 +32,7 @@ func TestDescribe(t *testing.T) {
 		},
 	}
 	for errno, remedy := range map[error]string{
-		unix.ENOSYS: "--no-bpf", unix.EPERM: "--no-bpf", unix.ENOSPC: "make room", unix.ENOMEM: "make room",
+		unix.ENOSYS: "--no-bpf", unix.EPERM: "--no-bpf", unix.EACCES: "a security module", unix.ENOSPC: "make room", unix.ENOMEM: "make room",
 		unix.EROFS: "--bpffs", unix.EMFILE: "LimitNOFILE", unix.ENFILE: "LimitNOFILE",
 	} {
 		for name, wrap := range wrapped {

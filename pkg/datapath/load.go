@@ -226,6 +226,9 @@ func describe(err error) error {
 	lacks := func(errno ...error) bool {
 		return slices.ContainsFunc(errno, func(e error) bool { return errors.Is(err, e) })
 	}
+	// Who refuses a program without having looked at it is no verifier, but a security module such as SELinux.
+	var verifier *ebpf.VerifierError
+	forbidden := lacks(unix.EPERM) || lacks(unix.EACCES) && !(errors.As(err, &verifier) && len(verifier.Log) > 0)
 	missing := privilege.Missing(privilege.NetAdmin, privilege.BPF, privilege.Perfmon)
 	switch {
 	case len(missing) > 0 && lacks(unix.EPERM, unix.EACCES):
@@ -235,8 +238,8 @@ func describe(err error) error {
 		return fmt.Errorf("%w: raise the limit of open files (LimitNOFILE of a unit, ulimit -n)", err)
 	case lacks(unix.ENOSYS):
 		return fmt.Errorf("%w: the kernel has no bpf(2), or a filter of system calls forbids it: do without by --no-bpf", err)
-	case lacks(unix.EPERM):
-		return fmt.Errorf("%w: something forbids BPF (a filter of system calls, a user namespace, or the kernel's lockdown): lift it, or do without by --no-bpf", err)
+	case forbidden:
+		return fmt.Errorf("%w: something forbids BPF (a filter of system calls, a user namespace, a security module, or the kernel's lockdown): lift it, or do without by --no-bpf", err)
 	case lacks(unix.ENOMEM, unix.ENOSPC):
 		return fmt.Errorf("%w: make room (memory of the control group, or on the BPF file system)", err)
 	case lacks(unix.EROFS):

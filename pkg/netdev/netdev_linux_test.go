@@ -372,6 +372,35 @@ func TestFiltersOfGoneInterface(t *testing.T) {
 	}
 }
 
+// TestFilterChanges: who takes a filter away, or the qdisc that it is on, is noticed at once.
+func TestFilterChanges(t *testing.T) {
+	newNamespace(t)
+	ctx, cancel := context.WithCancel(t.Context())
+	changes, err := Changes(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	filter := Filter{Ifindex: 1, Egress: true, Name: "dns_from_host"}
+	for _, take := range []func() error{
+		func() error { return DetachFilter(filter) },
+		func() error { return netlink.QdiscDel(clsact(1)) },
+	} {
+		if err := AttachFilter(filter, emptyProgram(t)); err != nil {
+			t.Fatal(err)
+		}
+		if err := take(); err != nil {
+			t.Fatal(err)
+		}
+		if _, open := <-changes; !open {
+			t.Fatal("the channel ended before its context")
+		}
+	}
+	cancel()
+	for range changes {
+		// what was told before the end
+	}
+}
+
 // Each kind of change is told, and the channel ends with the context.
 func TestChanges(t *testing.T) {
 	newNamespace(t)

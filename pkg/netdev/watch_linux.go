@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
+	"syscall"
 	"time"
 
 	"github.com/vishvananda/netlink"
@@ -14,7 +16,7 @@ import (
 // resubscribe is how often a subscription that can't be renewed is tried again.
 const resubscribe = time.Second
 
-// Changes sends a value after interfaces, addresses, routes or IPsec policies have changed, until ctx ends. Changes that come while
+// Changes sends a value after interfaces, addresses, routes or IPsec policies have changed, or filters were removed, until ctx ends. Changes that come while
 // one is waiting to be received are the same value: the receiver looks at the state anew in any case.
 func Changes(ctx context.Context) (<-chan struct{}, error) {
 	current, err := subscribe()
@@ -58,13 +60,14 @@ type subscription struct {
 	addresses chan netlink.AddrUpdate
 	routes    chan netlink.RouteUpdate
 	policies  chan struct{} // of IPsec
+	filters   chan struct{} // of traffic control, removed
 	done      chan struct{}
 }
 
 func subscribe() (*subscription, error) {
 	s := &subscription{
 		links: make(chan netlink.LinkUpdate), addresses: make(chan netlink.AddrUpdate), routes: make(chan netlink.RouteUpdate),
-		policies: make(chan struct{}), done: make(chan struct{}),
+		policies: make(chan struct{}), filters: make(chan struct{}), done: make(chan struct{}),
 	}
 	if err := netlink.LinkSubscribe(s.links, s.done); err != nil {
 		return nil, fmt.Errorf("follow interfaces: %w", err)
@@ -77,20 +80,25 @@ func subscribe() (*subscription, error) {
 		close(s.done)
 		return nil, fmt.Errorf("follow routes: %w", err)
 	}
-	if err := s.followPolicies(); err != nil {
+	// A kernel may have no IPsec, and this process may not know of it.
+	err := s.follow(s.policies, unix.NETLINK_XFRM, nl.XFRMNLGRP_POLICY)
+	if errors.Is(err, unix.EPROTONOSUPPORT) || errors.Is(err, unix.EPERM) {
+		s.policies, err = nil, nil
+	}
+	if err != nil {
 		close(s.done)
 		return nil, fmt.Errorf("follow IPsec policies: %w", err)
+	}
+	if err := s.follow(s.filters, unix.NETLINK_ROUTE, unix.RTNLGRP_TC, unix.RTM_DELTFILTER, unix.RTM_DELQDISC); err != nil {
+		close(s.done)
+		return nil, fmt.Errorf("follow filters: %w", err)
 	}
 	return s, nil
 }
 
-// followPolicies subscribes to changes of IPsec policies, if the kernel has any and this process may know.
-func (s *subscription) followPolicies() error {
-	socket, err := nl.Subscribe(unix.NETLINK_XFRM, nl.XFRMNLGRP_POLICY)
-	if errors.Is(err, unix.EPROTONOSUPPORT) || errors.Is(err, unix.EPERM) {
-		s.policies = nil
-		return nil
-	}
+// follow sends to events for each message of a group that is of one of the types, or of any if none is given.
+func (s *subscription) follow(events chan<- struct{}, protocol int, group uint, types ...uint16) error {
+	socket, err := nl.Subscribe(protocol, group)
 	if err != nil {
 		return err
 	}
@@ -99,12 +107,15 @@ func (s *subscription) followPolicies() error {
 		socket.Close()
 	}()
 	go func() {
-		defer close(s.policies)
+		defer close(events)
 		for {
-			if _, _, err := socket.Receive(); err != nil {
+			messages, _, err := socket.Receive()
+			if err != nil {
 				return
 			}
-			s.policies <- struct{}{}
+			if len(types) == 0 || slices.ContainsFunc(messages, func(m syscall.NetlinkMessage) bool { return slices.Contains(types, m.Header.Type) }) {
+				events <- struct{}{}
+			}
 		}
 	}()
 	return nil
@@ -120,7 +131,7 @@ func (s *subscription) forward(ctx context.Context, changed func()) {
 		}
 	}
 	// A nil channel is never ready. All of them are read until they are closed: their writers must not be left waiting.
-	for s.links != nil || s.addresses != nil || s.routes != nil || s.policies != nil {
+	for s.links != nil || s.addresses != nil || s.routes != nil || s.policies != nil || s.filters != nil {
 		var open bool
 		select {
 		case <-stop:
@@ -141,6 +152,10 @@ func (s *subscription) forward(ctx context.Context, changed func()) {
 		case _, open = <-s.policies:
 			if !open {
 				s.policies = nil
+			}
+		case _, open = <-s.filters:
+			if !open {
+				s.filters = nil
 			}
 		}
 		if open {

@@ -58,7 +58,8 @@ func Missing(wanted ...Capability) (missing Capabilities) {
 	}
 	has := func(c Capability) bool { return data[c/32].Effective&(1<<(c%32)) != 0 }
 	for _, c := range wanted {
-		if !has(c) && !(has(SysAdmin) && (c == BPF || c == Perfmon)) {
+		standIn := has(SysAdmin) && (c == BPF || c == Perfmon)
+		if !has(c) && !standIn {
 			missing = append(missing, c)
 		}
 	}
