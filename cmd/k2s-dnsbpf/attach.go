@@ -81,20 +81,20 @@ func attachOrReload(ctx context.Context, c config.Config) (said string, err erro
 		if !errors.Is(err, rundir.ErrAttached) {
 			return said, err
 		}
-		var changed bool
-		switch other := client.OtherVersion(ctx, c, version); {
-		case other != 0 && !replaced:
-			if replaced, err = replace(ctx, c, other); err != nil {
-				return "", err
+		changed, err := control.Reload(ctx, c, version)
+		var other *control.OtherVersionError
+		if errors.As(err, &other) {
+			gone := false
+			if !replaced {
+				if gone, err = replace(ctx, c, other.PID); err != nil {
+					return "", err
+				}
 			}
-			if replaced {
+			if gone {
+				replaced = true
 				continue
 			}
-			err = control.ErrNotServing
-		case other != 0:
-			err = control.ErrNotServing // it is about to end
-		default:
-			changed, err = control.Reload(ctx, c)
+			err = control.ErrNotServing // it is about to end, or has just died
 		}
 		switch {
 		case err == nil && changed:

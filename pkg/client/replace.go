@@ -14,16 +14,6 @@ import (
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/state"
 )
 
-// OtherVersion returns the process of the daemon that is attached, if that is of another version than this program; 0 if not, or
-// if none answers.
-func OtherVersion(ctx context.Context, c config.Config, version string) (pid int) {
-	report, err := control.Status(ctx, c)
-	if err != nil || report.Version == version {
-		return 0
-	}
-	return report.PID
-}
-
 // Replace has the daemon that is attached make way for one of this program's version, if the kernel takes that one's
 // programs. An attach has to follow at once: without, the old one attaches again. own reports whether the old one, which a service
 // manager runs, starts its successor itself: that one is to be awaited then.

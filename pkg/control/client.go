@@ -166,16 +166,34 @@ func Status(ctx context.Context, c config.Config) (report status.Report, err err
 	return report, ask(ctx, c, Timeout, http.MethodGet, pathStatus, nil, &report)
 }
 
-// Reload gives new settings to the running daemon, which goes over to them without losing a query. changed is false if
-// it has them already. Without a daemon that takes orders, or any more, it fails with ErrNotServing.
-func Reload(ctx context.Context, c config.Config) (changed bool, err error) {
+// OtherVersionError is returned by Reload for a daemon of another version.
+type OtherVersionError struct {
+	Version string
+	PID     int
+}
+
+func (e *OtherVersionError) Error() string {
+	return fmt.Sprintf("the daemon, process %d, is of version %q", e.PID, e.Version)
+}
+
+// Reload passes new settings to the running daemon, which switches to them without losing a query. changed is false if
+// it has them already. If no daemon takes orders it fails with ErrNotServing, and with an *OtherVersionError if the daemon's version
+// is another one.
+func Reload(ctx context.Context, c config.Config, version string) (changed bool, err error) {
 	body, err := json.Marshal(c)
 	if err != nil {
 		return false, fmt.Errorf("encode settings: %w", err)
 	}
 	var result ReloadResult
-	// First: one that hangs is not waited for as long as new settings may take.
-	err = ask(ctx, c, Timeout, http.MethodGet, pathStatus, nil, new(json.RawMessage))
+	var daemon struct {
+		Version string `json:"version"`
+		PID     int    `json:"pid"`
+	}
+	// First, since a daemon that hangs is not waited for as long as new settings may take.
+	err = ask(ctx, c, Timeout, http.MethodGet, pathStatus, nil, &daemon)
+	if err == nil && daemon.Version != version {
+		err = &OtherVersionError{daemon.Version, daemon.PID}
+	}
 	if err == nil {
 		err = ask(ctx, c, c.Wait+Timeout, http.MethodPost, pathReload, body, &result)
 	}

@@ -117,7 +117,7 @@ func TestDaemonDiesWhileAsked(t *testing.T) {
 				if report, err := Status(t.Context(), c); !errors.Is(err, ErrNoDaemon) {
 					t.Errorf("status: %+v, %v", report, err)
 				}
-				if _, err := Reload(t.Context(), c); !errors.Is(err, ErrNotServing) {
+				if _, err := Reload(t.Context(), c, ""); !errors.Is(err, ErrNotServing) {
 					t.Errorf("reload: %v", err)
 				}
 			})
@@ -126,6 +126,10 @@ func TestDaemonDiesWhileAsked(t *testing.T) {
 				lockHost(t, c)
 				if pid, err := askStatus(t, c); err != nil || pid != 7 {
 					t.Errorf("process %d, %v", pid, err)
+				}
+				var other *OtherVersionError
+				if _, err := Reload(t.Context(), c, "another"); !errors.As(err, &other) || other.PID != 7 {
+					t.Errorf("reload of a daemon of another version: %v", err)
 				}
 			})
 			t.Run("it takes time to die", func(t *testing.T) {
@@ -186,7 +190,7 @@ func TestDaemonHangs(t *testing.T) {
 			if _, err := askStatus(t, c); !errors.Is(err, ErrHangs) {
 				t.Errorf("with the lock: %v", err)
 			}
-			if _, err := Reload(t.Context(), c); err == nil || !strings.Contains(err.Error(), "does not answer within 1s") {
+			if _, err := Reload(t.Context(), c, ""); err == nil || !strings.Contains(err.Error(), "does not answer within 1s") {
 				t.Errorf("new settings: %v", err)
 			}
 			ctx, cancel := context.WithCancel(t.Context())

@@ -75,6 +75,8 @@ type wayState struct {
 	asking  bool
 	askedAt time.Time
 	lost    int // queries in this window
+	// excused is until when a lost query may be one that was sent while the endpoint itself was silent.
+	excused time.Time
 	// until is when a path that lost queries although probes succeeded is retried; pause is how long that took.
 	until time.Time
 	pause time.Duration
@@ -135,6 +137,9 @@ func (h *health) learn(address netip.AddrPort, answered bool) (changed bool) {
 	state.asking = false
 	was := state.dead
 	if answered {
+		if state.dead || state.failed > 0 {
+			state.way.excused = state.askedAt.Add(datapath.DefaultFlowTimeout)
+		}
 		state.dead, state.failed = false, 0
 		return was
 	}
@@ -197,7 +202,7 @@ func (h *health) doubt(now time.Time, steered []netip.AddrPort, waiting map[neti
 		}
 		way, before := &state.way, state.way
 		lives := !state.dead && state.failed == 0
-		if lives {
+		if lives && now.After(way.excused) {
 			way.lost += waiting[address].Lost
 		}
 		switch {

@@ -50,6 +50,29 @@ func learn(t *testing.T, h *health, address netip.AddrPort, answered, wantChange
 	}
 }
 
+// TestLostWhileSilent: what a dead endpoint did not answer is no fault of the path, though it is only later that it counts as lost.
+func TestLostWhileSilent(t *testing.T) {
+	h, now, all := newHealth(), newClock(), []netip.AddrPort{endpointA}
+	lose := func(d time.Duration, wantSevered bool) {
+		t.Helper()
+		h.doubt(now.after(d), all, map[netip.AddrPort]datapath.Waiting{endpointA: {Lost: lossLeast}}, 0)
+		if severed := h.view()[endpointA].Severed; severed != wantSevered {
+			t.Errorf("severed %v, want %v", severed, wantSevered)
+		}
+	}
+	for _, failures := range []int{1, healthTries} { // suspected, and dead
+		for range failures {
+			h.due(now.after(healthTick), all, nil)
+			h.learn(endpointA, false)
+		}
+		h.due(now.after(healthTick), all, nil)
+		h.learn(endpointA, true)
+		lose(healthTick, false)
+		lose(datapath.DefaultFlowTimeout-healthTick, false)
+	}
+	lose(healthTick, true) // these were sent since
+}
+
 func TestHealthDeadAfterTwoFailures(t *testing.T) {
 	h, now, all := newHealth(), newClock(), []netip.AddrPort{endpointA}
 	wantDue(t, h, now.now, all, nil, endpointA) // a new one at once

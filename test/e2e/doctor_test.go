@@ -263,6 +263,9 @@ func TestDoctorAttached(t *testing.T) {
 	h.wantFinding(h.doctor(), "kubelet", "fail", "/run/systemd/resolve/resolv.conf", "127.0.0.1")
 	undo48()
 
+	// The daemon would set it again before a slow doctor looks.
+	pid := h.healthy().PID
+	h.signal("STOP", pid)
 	if err := h.Host().SetSysctl("net.ipv4.conf.lo.accept_local", "0"); err != nil {
 		t.Fatal(err)
 	}
@@ -270,6 +273,7 @@ func TestDoctorAttached(t *testing.T) {
 	if err := h.Host().SetSysctl("net.ipv4.conf.lo.accept_local", "1"); err != nil {
 		t.Fatal(err)
 	}
+	h.signal("CONT", pid)
 	h.kill()
 	h.wantFinding(h.doctor(), "daemon", "fail", "no daemon answers", "detach")
 	h.detach()
