@@ -358,8 +358,13 @@ func (d *Datapath) TryIngressFilter(ifname string, ifindex int) (Attachment, err
 }
 
 // unpinLink detaches a pinned link and removes its pin. The pin alone is not enough: the kernel drops what a file on a
-// BPF file system holds only after an RCU grace period, and until then the program would go on running.
+// BPF file system holds only after an RCU grace period, and until then the program would go on running. What somebody else has
+// pinned there stays.
 func unpinLink(pin string) error {
+	program := programOf(pin)
+	if program == "" {
+		return nil
+	}
 	pinned, err := link.LoadPinnedLink(pin, nil)
 	if errors.Is(err, os.ErrNotExist) {
 		return nil
@@ -367,7 +372,25 @@ func unpinLink(pin string) error {
 	if err != nil {
 		return errors.Join(fmt.Errorf("open pinned link: %w", err), os.Remove(pin))
 	}
+	if info, err := pinned.Info(); err == nil {
+		// Who may not look into programs goes by the name of the pin.
+		if ours, err := isProgram(info.Program, program); err == nil && !ours {
+			return pinned.Close()
+		}
+	}
 	return errors.Join(pinned.Detach(), pinned.Close(), os.Remove(pin))
+}
+
+// programOf returns the program that the name of a pin begins with, of this version or an earlier one; "" for a pin that is none of
+// ours.
+func programOf(pin string) Program {
+	name, _, _ := strings.Cut(filepath.Base(pin), "-")
+	for _, hook := range hooks {
+		if name == string(hook.Program) || name == former[hook.Program] {
+			return Program(name)
+		}
+	}
+	return ""
 }
 
 func linkIfindex(l link.Link) (int, error) {
@@ -411,6 +434,9 @@ func PinnedPrograms(pinDir string) ([]AttachedProgram, error) {
 	}
 	programs := make([]AttachedProgram, 0, len(entries))
 	for _, entry := range entries {
+		if programOf(entry.Name()) == "" {
+			continue
+		}
 		program, err := pinnedProgram(filepath.Join(dir, entry.Name()))
 		if err != nil {
 			return nil, err

@@ -186,6 +186,16 @@ func (a Attachment) attach() string {
 	return "tcx/" + a.Hook()
 }
 
+// Loaded reports whether the kernel's number of a program is that of one of this Datapath's.
+func (d *Datapath) Loaded(program uint32) bool {
+	for _, id := range d.ids {
+		if uint32(id) == program {
+			return true
+		}
+	}
+	return false
+}
+
 // Detach detaches what Attached has listed.
 func Detach(programs []AttachedProgram) error {
 	var errs []error

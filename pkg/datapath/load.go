@@ -10,6 +10,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -346,7 +347,7 @@ func Remove(pinDir string) error {
 	for _, dir := range []struct {
 		name   string
 		remove func(string) error
-	}{{"links", unpinLink}, {"maps", os.Remove}} {
+	}{{"links", unpinLink}, {"maps", unpinMap}} {
 		path := filepath.Join(pinDir, dir.name)
 		entries, err := os.ReadDir(path)
 		if errors.Is(err, os.ErrNotExist) {
@@ -361,12 +362,26 @@ func Remove(pinDir string) error {
 				errs = append(errs, fmt.Errorf("unpin: %w", err))
 			}
 		}
-		if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
-			errs = append(errs, fmt.Errorf("remove pin directory: %w", err))
-		}
+		errs = append(errs, removeEmpty(path))
 	}
-	if err := os.Remove(pinDir); err != nil && !errors.Is(err, os.ErrNotExist) {
-		errs = append(errs, fmt.Errorf("remove pin directory: %w", err))
-	}
-	return errors.Join(errs...)
+	return errors.Join(append(errs, removeEmpty(pinDir))...)
 }
+
+// removeEmpty leaves a directory that others have pinned something in, or mounted.
+func removeEmpty(dir string) error {
+	err := os.Remove(dir)
+	if err == nil || errors.Is(err, os.ErrNotExist) || errors.Is(err, unix.ENOTEMPTY) || errors.Is(err, unix.EBUSY) {
+		return nil
+	}
+	return fmt.Errorf("remove pin directory: %w", err)
+}
+
+func unpinMap(pin string) error {
+	if !strings.HasPrefix(filepath.Base(pin), mapPrefix) {
+		return nil // somebody else's
+	}
+	return os.Remove(pin)
+}
+
+// mapPrefix is what the names of all our maps begin with.
+const mapPrefix = "dns_"

@@ -280,6 +280,44 @@ func TestVerifyFilters(t *testing.T) {
 	}
 }
 
+// TestForeignPins: what others have pinned in our directory is neither listed nor detached nor removed, whatever its name.
+func TestForeignPins(t *testing.T) {
+	needTCX(t)
+	pinDir := newNamespace(t)
+	eth := addInterface(t, "eth0")
+	other := addInterface(t, "eth1")
+	d := inUse(t, pinDir, eth)
+	foreign, err := link.AttachXDP(link.XDPOptions{Interface: other, Program: foreignXDP(t)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = foreign.Close() })
+	pins := []string{"links/theirs", "links/" + string(IngressFilter) + "-eth1-xdp", "maps/theirs"}
+	for _, pin := range pins[:2] {
+		usurp(t, foreign.(interface{ FD() int }), filepath.Join(pinDir, pin))
+	}
+	usurp(t, d.objects.DnsZones, filepath.Join(pinDir, pins[2]))
+	programs, err := PinnedPrograms(pinDir)
+	if err != nil || slices.ContainsFunc(programs, func(p AttachedProgram) bool { return p.Name == "theirs" }) {
+		t.Errorf("pinned: %v, %v", programs, err)
+	}
+	steer(t, d, eth)
+	if err := errors.Join(d.Close(), Remove(pinDir)); err != nil {
+		t.Error(err)
+	}
+	left := listPins(t, pinDir)
+	slices.Sort(left)
+	if want := []string{string(IngressFilter) + "-eth1-xdp", "theirs", "theirs"}; !slices.Equal(left, want) {
+		t.Errorf("left are %q, want %q", left, want)
+	}
+	if id, err := netdev.XDPProgram(other); err != nil || id == 0 {
+		t.Errorf("the other's program: %d, %v", id, err)
+	}
+	if got, err := Attached(netdev.XDPProgram); err != nil || len(got) != 0 {
+		t.Errorf("of ours: %v, %v", got, err)
+	}
+}
+
 // TestGhosts: programs whose pins are out of sight, under another BPF file system or none, are found, and taken over or away.
 func TestGhosts(t *testing.T) {
 	needTCX(t)

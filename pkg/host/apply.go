@@ -59,7 +59,22 @@ func (h *Host) Apply(k *plan.Kernel) (problems []plan.Problem, err error) {
 		return problems, err
 	}
 	left, err := h.steer(k)
+	if err == nil && !h.swept {
+		h.swept = true
+		h.sweep()
+	}
 	return append(problems, left...), err
+}
+
+// sweep detaches what a dead daemon left and the plan does not want, which it would go on steering with.
+func (h *Host) sweep() {
+	ghosts, unseen, err := detachGhosts(h.datapath.Loaded)
+	for _, line := range slices.Concat(ghosts, unseen) {
+		h.log.Warn("programs of an earlier attachment", zap.String("found", line))
+	}
+	if err != nil {
+		h.log.Error("programs of an earlier attachment are left", zap.Error(err))
+	}
 }
 
 // steer writes zones and endpoints to the kernel. Zones for which there is no room stay with the forwarder.

@@ -124,9 +124,8 @@ func (f filters) detachUnless(keep func(name string, filter netdev.Filter) bool)
 	return errors.Join(errs...)
 }
 
-// strayFilters are filters of ours on any interface whose programs no other process holds. It is used at the end, when there should
-// be none.
-func strayFilters() (stray []netdev.Filter, err error) {
+// strayFilters are filters of ours on any interface whose programs no other process holds, nor this one by its own word.
+func strayFilters(own func(program uint32) bool) (stray []netdev.Filter, err error) {
 	programs := make(map[netdev.Filter]uint32)
 	interfaces, err := net.Interfaces()
 	if err != nil {
@@ -140,7 +139,7 @@ func strayFilters() (stray []netdev.Filter, err error) {
 			if err != nil {
 				return nil, err
 			}
-			if id != 0 {
+			if id != 0 && !own(id) {
 				programs[filter] = id
 				stray = append(stray, filter)
 			}

@@ -30,6 +30,7 @@ type Host struct {
 	datapath *datapath.Datapath // nil without BPF
 	hooks    []plan.Hook        // of the last plan
 	keeping  keeping
+	swept    bool // of what a dead daemon left where nobody sees it
 }
 
 // New returns a Host whose changes are recorded in the journal. Nothing is changed yet.

@@ -139,9 +139,16 @@ func removeGhosts(c config.Config) (done, unseen []string, err error) {
 		done = append(done, "programs detached, pins removed from "+c.BPFFS)
 		errs = append(errs, datapath.Remove(c.BPFFS))
 	}
+	ghosts, unseen, err := detachGhosts(func(uint32) bool { return false })
+	return append(done, ghosts...), unseen, errors.Join(append(errs, err)...)
+}
+
+// detachGhosts detaches the programs of ours that no living process holds, but those that own reports by their number.
+func detachGhosts(own func(program uint32) bool) (done, unseen []string, err error) {
+	var errs []error
 	programs, err := datapath.Attached(netdev.XDPProgram)
 	if err == nil {
-		programs, err = withoutOwner(programs)
+		programs, err = withoutOwner(slices.DeleteFunc(programs, func(p datapath.AttachedProgram) bool { return own(p.KernelID) }))
 	}
 	if err != nil {
 		unseen, programs = append(unseen, left(err)), nil
@@ -150,7 +157,7 @@ func removeGhosts(c config.Config) (done, unseen []string, err error) {
 	for _, p := range programs {
 		done = append(done, fmt.Sprintf("%s detached from %s, which no journal knew of", p.Name, p.Interface))
 	}
-	filters, err := strayFilters()
+	filters, err := strayFilters(own)
 	if err != nil {
 		unseen, filters = append(unseen, left(err)), nil
 	}

@@ -300,6 +300,26 @@ func TestSysctlsAfterAll(t *testing.T) {
 	}
 }
 
+// TestGhostElsewhere: a program whose pin nobody sees, where the next attach wants none, goes with that attach.
+func TestGhostElsewhere(t *testing.T) {
+	for name, script := range map[string]string{"covered": "mount -t bpf bpf /sys/fs/bpf", "in sight": "true"} {
+		t.Run(name, func(t *testing.T) {
+			h := raise(t, lab.Options{})
+			h.attach(endpoints, ranges, []string{"--pods", "cni0"})
+			before := len(h.dataplane().programs("cni0"))
+			h.killBoth()
+			sh(t, h.Host(), script)
+			h.attach()
+			h.healthy()
+			if now := h.dataplane().programs("cni0"); len(now) != before-1 {
+				t.Errorf("on cni0 are %q, were %d with the one for pods", now, before)
+			}
+			h.works()
+			h.detach()
+		})
+	}
+}
+
 // TestGhosts: programs whose pins nobody sees are taken over by the next attach, and go with a detach.
 func TestGhosts(t *testing.T) {
 	hide := map[string]string{
