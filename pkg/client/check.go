@@ -25,11 +25,11 @@ import (
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/status"
 )
 
-// checkPatience bounds each query and each connection of a check: a person waits for it.
+// checkPatience limits each query and each connection of a check, because a person is waiting.
 const checkPatience = 2 * time.Second
 
-// Check finds out where a name leads, and whether one gets there. It works without a daemon and without a cluster, and
-// then says what it could not find out. It changes nothing, and takes some seconds where something does not answer.
+// Check finds out where a name leads and whether it can be reached. It works without a daemon and without a cluster, and
+// then says what it could not find out. It changes nothing, and takes a few seconds if something does not answer.
 func Check(ctx context.Context, c config.Config, target diagnose.Target) (diagnose.CheckReport, error) {
 	report, err := Status(ctx, c)
 	if err != nil {
@@ -54,7 +54,7 @@ func Check(ctx context.Context, c config.Config, target diagnose.Target) (diagno
 	return diagnose.Conclude(checker.Gather(ctx, target)), nil
 }
 
-// checkedHost joins what status says with what programs read in the resolver file now.
+// checkedHost combines the status with what programs now read in the resolver file.
 func checkedHost(ctx context.Context, c config.Config, report status.Report) diagnose.CheckedHost {
 	host := diagnose.CheckedHost{
 		Attached: report.Attached,
@@ -95,7 +95,7 @@ func checkedHost(ctx context.Context, c config.Config, report status.Report) dia
 	return host
 }
 
-// servers reads addresses back that a report has as text, with or without a port.
+// servers parses addresses from a report, with or without a port.
 func servers(texts []string) (addresses []netip.AddrPort) {
 	for _, text := range texts {
 		if address, err := config.ParseServer(text); err == nil {
@@ -105,13 +105,13 @@ func servers(texts []string) (addresses []netip.AddrPort) {
 	return addresses
 }
 
-// Bounds of the option ndots in glibc: RES_MAXNDOTS and its default (resolv.conf(5)).
+// Limits of the option ndots in glibc: RES_MAXNDOTS and its default (resolv.conf(5)).
 const (
 	maxDots     = 15
 	defaultDots = 1
 )
 
-// ndots is how many dots a name has at least that is asked for as it is before the search list is tried.
+// ndots is the number of dots from which a name is first asked for as it is, before the search list is tried.
 func ndots(options []string) int {
 	dots := defaultDots
 	for _, option := range options {
@@ -138,7 +138,7 @@ func newKernelView(d status.Datapath) (*kernelView, error) {
 	attached := d.Programs[slices.IndexFunc(d.Programs, isQueryProgram)]
 	prober, err := datapath.NewProber(d.Pinned, attached.KernelID)
 	if errors.Is(err, os.ErrPermission) {
-		return nil, errors.New("that takes root")
+		return nil, errors.New("this requires root")
 	}
 	if err != nil {
 		return nil, err
@@ -164,7 +164,7 @@ func (k *kernelView) SteeredTo(client netip.AddrPort, id uint16) (netip.AddrPort
 // clusterView is what diagnose sees of the apiserver.
 type clusterView struct{ lookup *discovery.Lookup }
 
-// newClusterView uses the kubeconfig that was named, else the one that the daemon uses, else the one that it would find.
+// newClusterView uses the kubeconfig given by the user, or else the daemon's, or else the one that the daemon would find.
 func newClusterView(c config.Config, daemons string) (diagnose.ClusterView, error) {
 	options := discovery.Options{Kubeconfig: c.Kubeconfig, NodeName: c.NodeName}
 	if isFile := daemons != discovery.InCluster && !strings.ContainsRune(daemons, filepath.ListSeparator); c.Kubeconfig == "" && isFile {
@@ -222,7 +222,7 @@ func viewService(s discovery.Service, err error) (diagnose.Service, error) {
 	return view, nil
 }
 
-// viewError tells diagnose apart what it must: what does not exist, and what can't be asked.
+// viewError lets diagnose distinguish what does not exist from what can't be asked.
 func viewError(err error) error {
 	switch {
 	case errors.Is(err, discovery.ErrServiceNotFound):
@@ -233,7 +233,7 @@ func viewError(err error) error {
 	return apiserverDown{err}
 }
 
-// apiserverDown is an error of the apiserver's own, with its text.
+// apiserverDown is an error of the apiserver itself, with its text.
 type apiserverDown struct{ error }
 
 // Unwrap lets errors.Is see that the apiserver is down.

@@ -23,12 +23,12 @@ import (
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/status"
 )
 
-// stopTimeout bounds a whole stop: what is not undone by then stays in the journal for the next one.
+// stopTimeout limits a complete stop: what is not undone by then stays in the journal for the next one.
 const stopTimeout = 10 * time.Second
 
-// Detach ends the attachment of this host: it asks a running daemon to detach and waits, and undoes what a dead one
-// left. The daemon lingers for as long as the configuration says. It returns a line for each thing that was done, and
-// for a daemon that lingers; none means that nothing was attached.
+// Detach ends the attachment of this host: it asks a running daemon to detach and waits, and undoes what a dead daemon
+// left behind. The daemon lingers for as long as the configuration says. It returns a line for each thing that was done, and
+// one for a daemon that lingers; no lines mean that nothing was attached.
 func Detach(ctx context.Context, c config.Config, log *zap.Logger) (done []string, err error) {
 	if err := rundir.CheckPrivilege("detach"); err != nil {
 		return nil, err
@@ -56,13 +56,13 @@ func Detach(ctx context.Context, c config.Config, log *zap.Logger) (done []strin
 	switch {
 	case pid == 0:
 	case host.HasRemains(c, journal):
-		log.Warn("the daemon ended before it had put everything back: undoing the rest", zap.Int("pid", pid))
+		log.Warn("the daemon ended before it had restored everything: undoing the rest", zap.Int("pid", pid))
 	default:
 		done = append(done, fmt.Sprintf("daemon %d detached", pid))
 	}
 	left, err := host.Undo(c, journal, log)
 	for _, line := range left {
-		if !slices.Contains(done, line) { // a file that is left is told of by both
+		if !slices.Contains(done, line) { // both report a file that is left alone
 			done = append(done, line)
 		}
 	}
@@ -73,7 +73,7 @@ func Detach(ctx context.Context, c config.Config, log *zap.Logger) (done []strin
 	return done, errors.Join(err, lingerErr)
 }
 
-// owner returns the daemon that is to be ended, 0 for none. A guardian is none: it is done in a moment.
+// owner returns the daemon that has to be ended, 0 for none. A guardian is not one: it finishes in a moment.
 func owner(c config.Config) (pid int, err error) {
 	pid, held := state.Holder(rundir.Lock(c))
 	switch {
@@ -87,10 +87,10 @@ func owner(c config.Config) (pid int, err error) {
 	return rundir.Orphan(c), nil
 }
 
-// end asks a daemon to detach. One that takes no orders, since it is still on its way up or can't be reached, gets a signal,
-// and does not linger. There is nothing to ask of one that dies meanwhile. What the daemon did to the resolver file is returned.
+// end asks a daemon to detach. One that accepts no orders, because it is still starting or can't be reached, gets a signal,
+// and does not linger. If it dies meanwhile there is nothing to ask. It returns what the daemon did to the resolver file.
 func end(ctx context.Context, pid int, c config.Config) (done []string, err error) {
-	// One that is stopped would neither answer nor see a signal.
+	// A stopped process would neither answer nor handle a signal.
 	if err := rundir.Signal(pid, unix.SIGCONT); err != nil {
 		return nil, err
 	}
@@ -110,7 +110,7 @@ func end(ctx context.Context, pid int, c config.Config) (done []string, err erro
 	return nil, rundir.Terminate(pid)
 }
 
-// awaitLocks waits for the locks of a process that is to end, 0 for none. One that is stopped meanwhile is continued.
+// awaitLocks waits for the locks of a process that is about to end, 0 for none. If it is stopped meanwhile it is continued.
 func awaitLocks(ctx context.Context, c config.Config, pid int) (*rundir.Owned, error) {
 	for {
 		trying, cancel := context.WithTimeout(ctx, control.Timeout)
@@ -130,7 +130,7 @@ func awaitLocks(ctx context.Context, c config.Config, pid int) (*rundir.Owned, e
 	}
 }
 
-// PlanBeside says what an attach does while a daemon is attached; attached is false while none is.
+// PlanBeside says what an attach would do beside an attached daemon; attached is false if there is none.
 func PlanBeside(c config.Config) (line string, attached bool) {
 	pid, held := state.Holder(rundir.Lock(c))
 	if !held {
@@ -138,13 +138,13 @@ func PlanBeside(c config.Config) (line string, attached bool) {
 	}
 	if journal, err := state.Open(c.StateDir); err == nil {
 		if now, err := config.FromJournal(journal.Header().Params); err == nil && !now.Same(c) {
-			return fmt.Sprintf("attached already, by process %d: go over to these settings, without a gap", pid), true
+			return fmt.Sprintf("already attached by process %d: switch to these settings without interruption", pid), true
 		}
 	}
-	return fmt.Sprintf("nothing: attached already, by process %d", pid), true
+	return fmt.Sprintf("nothing: already attached by process %d", pid), true
 }
 
-// PlanDetach says what a detach would do. It changes nothing.
+// PlanDetach describes what a detach would do. It changes nothing.
 func PlanDetach(c config.Config) (lines []string, err error) {
 	journal, err := state.Open(c.StateDir)
 	if err != nil {

@@ -1,2 +1,2 @@
-// Package client is what the commands call: each a few lines over the control socket, the journal and what this host is.
+// Package client implements the commands on top of the control socket, the journal and the state of this host.
 package client

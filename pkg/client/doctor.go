@@ -27,11 +27,11 @@ import (
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/status"
 )
 
-// Doctor examines this host, attached or not. It changes nothing, works for every user as far as that one can see, and
+// Doctor examines this host, attached or not. It changes nothing, works for every user as far as permissions allow, and
 // takes a few seconds at most.
 func Doctor(ctx context.Context, c config.Config) diagnose.Examination {
 	if journal, err := state.Open(c.StateDir); err == nil && len(journal.Header().Params) > 0 {
-		// The attachment's own settings count, as in Status. If they can't be read, those of the command do.
+		// The settings of the attachment count, as in Status. If they can't be read, the command's do.
 		if attached, err := config.FromJournal(journal.Header().Params); err == nil {
 			c = attached
 		}
@@ -102,7 +102,7 @@ func lookAtAttachment(ctx context.Context, c config.Config) func(*diagnose.Facts
 	}
 }
 
-// lookAtResolver inspects the file and the journal. Where the journal is closed to this user, the report has to do.
+// lookAtResolver inspects the file and the journal. If this user may not read the journal, the report has to suffice.
 func lookAtResolver(c config.Config, report status.Report, served []netip.AddrPort) (diagnose.JournalFacts, diagnose.ResolverFile) {
 	facts := diagnose.JournalFacts{Path: filepath.Join(c.StateDir, state.FileName)}
 	file := diagnose.ResolverFile{Path: c.ResolvConf, Note: report.Resolver.Note}
@@ -140,13 +140,13 @@ func lookAtResolver(c config.Config, report status.Report, served []netip.AddrPo
 	file.Type, file.State = string(inspection.Type), string(inspection.State)
 	file.Owner, file.Reasons = string(inspection.Owner), inspection.OwnerReasons
 	file.Servers = inspection.File.Nameservers
-	if os.Geteuid() == 0 { // to others, everything is closed
+	if os.Geteuid() == 0 { // others may not change anything
 		file.Refusals = refusals(c, inspection)
 	}
 	return facts, file
 }
 
-// refusals are those that this configuration does not get over.
+// refusals are those that this configuration does not override.
 func refusals(c config.Config, inspection resolvconf.Inspection) (out []string) {
 	t := host.TakeOver(c)
 	for _, refusal := range inspection.Refusals {
@@ -157,7 +157,7 @@ func refusals(c config.Config, inspection resolvconf.Inspection) (out []string) 
 	return out
 }
 
-// probeEndpoints asks each endpoint for a name that only our own forwarder can answer: an endpoint that can, too, has
+// probeEndpoints asks each endpoint for a name that only our own forwarder can answer: an endpoint that answers it has
 // asked us.
 func probeEndpoints(ctx context.Context, c config.Config) func(*diagnose.Facts) {
 	report, err := Status(ctx, c)
@@ -181,10 +181,10 @@ func probeEndpoints(ctx context.Context, c config.Config) func(*diagnose.Facts) 
 	return func(f *diagnose.Facts) { f.CoreDNS = append(f.CoreDNS, asked...) }
 }
 
-// probeTimeout leaves time to say what came of a probe within the time of a look.
+// probeTimeout leaves time to report a probe's result within the time limit of a look.
 const probeTimeout = time.Second
 
-// askProbe asks a server who it is, or who it forwards to, and returns "" if that is none of us.
+// askProbe asks a server who it is, or whom it forwards to, and returns "" if that is not us.
 func askProbe(ctx context.Context, server string) string {
 	message := new(dns.Msg)
 	message.SetQuestion(rand.Text()+"."+forwarder.ProbeZone, dns.TypeTXT)

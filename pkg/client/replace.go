@@ -14,12 +14,12 @@ import (
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/state"
 )
 
-// Replace has the daemon that is attached make way for one of this program's version, if the kernel takes that one's
-// programs. An attach has to follow at once: without, the old one attaches again. own reports whether the old one, which a service
-// manager runs, starts its successor itself: that one is to be awaited then.
+// Replace asks the attached daemon to make way for one of this program's version, if the kernel accepts its
+// programs. An attach has to follow at once; otherwise the old daemon attaches again. own reports whether the old daemon, run by a service
+// manager, starts its successor itself, which then has to be awaited.
 func Replace(ctx context.Context, c config.Config) (own bool, err error) {
 	if _, err := state.Open(c.StateDir); errors.Is(err, state.ErrNewer) {
-		return false, fmt.Errorf("the daemon of another version stays: %w, or k2s-dnsbpf detach first", err)
+		return false, fmt.Errorf("the daemon of another version stays: %w, or run k2s-dnsbpf detach first", err)
 	}
 	if c.BPF {
 		if err := datapath.CheckLoad(); err != nil {
@@ -27,12 +27,12 @@ func Replace(ctx context.Context, c config.Config) (own bool, err error) {
 		}
 	}
 	if own, err = control.Replace(ctx, c); err != nil {
-		return false, fmt.Errorf("have the daemon of another version make way: %w: or run k2s-dnsbpf detach, and attach again", err)
+		return false, fmt.Errorf("replace the daemon of another version: %w: try again, or run k2s-dnsbpf detach and attach again", err)
 	}
 	return own, nil
 }
 
-// AwaitSuccessor waits until the daemon of another process than pid has attached, and returns its version.
+// AwaitSuccessor waits until a daemon other than process pid has attached, and returns its version.
 func AwaitSuccessor(ctx context.Context, c config.Config, pid int) (version string, err error) {
 	ctx, cancel := context.WithTimeout(ctx, c.Wait)
 	defer cancel()
@@ -43,7 +43,7 @@ func AwaitSuccessor(ctx context.Context, c config.Config, pid int) (version stri
 		}
 		select {
 		case <-ctx.Done():
-			return "", errors.New("the service's new daemon has not come: see the service's log, as in journalctl -u k2s-dnsbpf")
+			return "", errors.New("the service's new daemon did not start: see the service's log, for example with journalctl -u k2s-dnsbpf")
 		case <-time.After(control.LookAgain):
 		}
 	}

@@ -17,11 +17,11 @@ import (
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/rundir"
 )
 
-// ErrInUse is returned by Restore beside a daemon that works: it would take the file over again.
+// ErrInUse is returned by Restore beside a working daemon, which would take over the file again.
 var ErrInUse = errors.New("the daemon is attached and needs its resolver file")
 
-// Restore puts the resolver configuration back and touches nothing else. It needs no daemon: only the journal, or what
-// is parked beside the file. Beside a daemon that hangs it does the same as that one's guardian; beside one that works it
+// Restore restores the resolver configuration and touches nothing else. It needs no daemon, only the journal or what
+// is parked beside the file. Beside a daemon that hangs it does the same as the guardian; beside a working one it
 // changes nothing and fails with ErrInUse.
 func Restore(ctx context.Context, c config.Config, log *zap.Logger) (done []string, err error) {
 	if err := rundir.CheckPrivilege("restore"); err != nil {
@@ -34,7 +34,7 @@ func Restore(ctx context.Context, c config.Config, log *zap.Logger) (done []stri
 		locks, err := rundir.Try(c)
 		if locks != nil {
 			if err != nil {
-				// A read-only file system, or none. Whoever might have the lock had to write there, too.
+				// A read-only or missing file system. A holder of the lock would have had to write there too.
 				log.Warn("not all locks: restoring without them", zap.Error(err))
 			}
 			done, err := restoreUnless(rundir.Orphan(c), c, log)
@@ -47,7 +47,7 @@ func Restore(ctx context.Context, c config.Config, log *zap.Logger) (done []stri
 		case <-ctx.Done():
 			return nil, fmt.Errorf("restore: %w", control.ErrNotServing)
 		case <-patience:
-			// A command or a guardian would have been done.
+			// A command or a guardian would have finished by now.
 			if pid := rundir.Orphan(c); pid != 0 {
 				return restoreUnless(pid, c, log)
 			}
@@ -56,16 +56,16 @@ func Restore(ctx context.Context, c config.Config, log *zap.Logger) (done []stri
 	}
 }
 
-// restoreUnless restores, unless a daemon lives that has not got the lock. The caller has it.
+// restoreUnless restores, unless there is a living daemon without the lock, which the caller has.
 func restoreUnless(orphan int, c config.Config, log *zap.Logger) ([]string, error) {
 	if orphan != 0 {
-		return nil, fmt.Errorf("restore: %w (process %d, whose directories are others or gone): run k2s-dnsbpf detach, which restores it first", ErrInUse, orphan)
+		return nil, fmt.Errorf("restore: %w (process %d, whose directories differ or are gone): run k2s-dnsbpf detach, which restores it first", ErrInUse, orphan)
 	}
 	return host.RestoreLocked(c, log)
 }
 
-// restoreBeside decides what to do while somebody else has the lock. It decides nothing if that one is an attach, a
-// detach, a restore or a guardian at work.
+// restoreBeside decides what to do while another process has the lock. It decides nothing if that is an attach, a
+// detach, a restore or a guardian in progress.
 func restoreBeside(ctx context.Context, c config.Config, log *zap.Logger) (decided bool, done []string, err error) {
 	report, err := control.Status(ctx, c)
 	switch {

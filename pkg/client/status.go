@@ -24,7 +24,7 @@ import (
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/status"
 )
 
-// Status reports on this host: what the daemon says if it answers, else what can be seen without it.
+// Status reports on this host: the daemon's report if it answers, otherwise what can be seen without it.
 func Status(ctx context.Context, c config.Config) (status.Report, error) {
 	var report status.Report
 	report, err := control.Status(ctx, c)
@@ -37,7 +37,7 @@ func Status(ctx context.Context, c config.Config) (status.Report, error) {
 	return withoutDaemon(c, err)
 }
 
-// withoutDaemon is the report of what can be seen where the daemon can't be asked, for whatever reason.
+// withoutDaemon reports what can be seen if the daemon can't be asked, for whatever reason.
 func withoutDaemon(c config.Config, silence error) (status.Report, error) {
 	problem, remedy := explainSilence(c, silence)
 	report := status.Report{Resolver: status.Resolver{File: c.ResolvConf}}
@@ -76,7 +76,7 @@ func withoutDaemon(c config.Config, silence error) (status.Report, error) {
 		if err != nil {
 			return status.Report{}, err
 		}
-		for _, zone := range zones { // what was discovered, the daemon alone knew
+		for _, zone := range zones { // only the daemon knew what was discovered
 			report.Zones = append(report.Zones, status.Zone{Name: zone.Name, Group: "cluster", Source: zone.Source})
 		}
 		report.Problems = append(report.Problems, problem)
@@ -89,7 +89,7 @@ func withoutDaemon(c config.Config, silence error) (status.Report, error) {
 	return report, nil
 }
 
-// explainSilence says why a daemon does not answer, and what is to be done.
+// explainSilence says why a daemon does not answer, and what to do.
 func explainSilence(c config.Config, silence error) (problem, remedy string) {
 	switch {
 	case errors.Is(silence, control.ErrNoDaemon):
@@ -97,19 +97,19 @@ func explainSilence(c config.Config, silence error) (problem, remedy string) {
 		problem = "the daemon is dead: " + remedy
 		if pid := rundir.Orphan(c); pid != 0 {
 			remedy = "run k2s-dnsbpf detach, which finds it, and attach again"
-			problem = fmt.Sprintf("the daemon, process %d, can't be asked: its run or state directory is another one or was removed: %s", pid, remedy)
+			problem = fmt.Sprintf("the daemon, process %d, can't be asked: its run or state directory is a different one or has been removed: %s", pid, remedy)
 		}
 	case errors.Is(silence, control.ErrNotServing):
-		remedy = "ask again when it has ended"
-		problem = "an attach or detach is at work: " + remedy
+		remedy = "ask again when it has finished"
+		problem = "an attach or detach is in progress: " + remedy
 	default:
-		remedy = "the daemon takes it over again when it goes on; k2s-dnsbpf detach ends that one"
+		remedy = "the daemon takes it over again when it continues; k2s-dnsbpf detach ends the daemon"
 		problem = fmt.Sprintf("%s: see %s, or end it with k2s-dnsbpf detach", silence, filepath.Join(c.RunDir, rundir.LogFile))
 	}
 	return problem, remedy
 }
 
-// fillGuardian adds what a guardian has done where the daemon does not answer.
+// fillGuardian adds what a guardian has done if the daemon does not answer.
 func fillGuardian(report *status.Report, c config.Config) {
 	record, err := guardian.ReadRecord(c)
 	if err != nil || record.Restored == nil {
@@ -135,7 +135,7 @@ func fillGuardian(report *status.Report, c config.Config) {
 }
 
 // AttachedPaths returns c with the directories and the resolver file of the attachment that the journal in c's state
-// directory knows, if there is one and it can be read.
+// directory records, if there is one and it can be read.
 func AttachedPaths(c config.Config) config.Config {
 	journal, err := state.Open(c.StateDir)
 	if err != nil || journal.Empty() {

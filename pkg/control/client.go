@@ -23,37 +23,37 @@ import (
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/status"
 )
 
-// Timeout bounds a request to the daemon: one that is stopped must not hang its asker.
+// Timeout limits a request to the daemon, because a stopped daemon must not hang the client.
 const Timeout = time.Second
 
-// LookAgain is how often a daemon that is gone, and the lock that it had, are looked for.
+// LookAgain is the interval at which a vanished daemon, and its lock, are looked for again.
 const LookAgain = 20 * time.Millisecond
 
-// What is read from the control socket at most, in bytes.
+// Limits on what is read from the control socket, in bytes.
 const (
 	maxHeader = 4 << 10
 	maxOrder  = 1 << 20
 	maxReply  = 64 << 20
 )
 
-// How asking a daemon may fail, other than that it says so.
+// Errors of a request, besides those that the daemon reports itself.
 var (
-	// ErrNoDaemon: nobody has the host's lock. The daemon has ended or died, perhaps while it was asked.
+	// ErrNoDaemon: no process has the host's lock. The daemon has ended or died, perhaps during the request.
 	ErrNoDaemon = errors.New("no daemon")
-	// ErrNotServing: somebody has the lock and takes no orders: a daemon on its way up or down, another command, a
-	// guardian at work.
-	ErrNotServing = errors.New("another attach or detach is at work: wait for it, or end it with k2s-dnsbpf detach")
-	// ErrHangs: who has the lock does not answer in time.
+	// ErrNotServing: a process has the lock and accepts no orders: a daemon that is starting or stopping, another command, or a
+	// guardian.
+	ErrNotServing = errors.New("another attach or detach is in progress: wait for it, or end it with k2s-dnsbpf detach")
+	// ErrHangs: the holder of the lock does not answer in time.
 	ErrHangs = errors.New("the daemon does not answer")
-	// ErrStays is a detach that the daemon refuses.
+	// ErrStays: the daemon refuses to detach.
 	ErrStays = errors.New("still attached")
-	// ErrGone is of one try: nobody listens, or who did is gone before the reply was whole.
+	// ErrGone is for a single attempt: no process listens, or it went away before the reply was complete.
 	ErrGone = errors.New("gone")
 )
 
-// ask asks the daemon over the control socket, and waits for the reply for as long as limit. A daemon that dies or
-// ends meanwhile, in whatever form that shows, is looked for again, until it is known what is there in its place: see the
-// errors above. That takes Timeout more at most.
+// ask sends a request over the control socket and waits for the reply for up to limit. If the daemon dies or
+// ends meanwhile, however that shows, it is looked for again until it is known what has taken its place: see the
+// errors above. That takes up to Timeout longer.
 func ask(ctx context.Context, c config.Config, limit time.Duration, method, path string, body []byte, into any) error {
 	begin := time.Now()
 	for {
@@ -63,7 +63,7 @@ func ask(ctx context.Context, c config.Config, limit time.Duration, method, path
 		}
 		hangs := errors.Is(err, ErrHangs)
 		if os.Geteuid() != 0 {
-			// The lock is root's: what accepts a connection counts as a daemon.
+			// Only root can see the lock: whatever accepts a connection counts as a daemon.
 			if hangs {
 				return err
 			}
@@ -86,7 +86,7 @@ func ask(ctx context.Context, c config.Config, limit time.Duration, method, path
 	}
 }
 
-// call is one try of ask.
+// call is one attempt of ask.
 func call(ctx context.Context, c config.Config, limit time.Duration, method, path string, body []byte, into any) error {
 	asking, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
@@ -111,7 +111,7 @@ func call(ctx context.Context, c config.Config, limit time.Duration, method, pat
 	return nil
 }
 
-// exchange sends one request over a Unix socket and reads the reply to its end. All that a connection can break with is
+// exchange sends one request over a Unix socket and reads the complete reply. Every way in which a connection can break is
 // ErrGone.
 func exchange(ctx context.Context, socket, method, path string, body []byte) ([]byte, error) {
 	conn, err := dialControl(ctx, socket)
@@ -126,7 +126,7 @@ func exchange(ctx context.Context, socket, method, path string, body []byte) ([]
 		return nil, err
 	}
 	request.Close = true
-	// Who does not want to hear it all may have answered still.
+	// A peer that stopped reading may have answered nevertheless.
 	sent := request.Write(conn)
 	response, err := http.ReadResponse(bufio.NewReader(conn), request)
 	if err != nil {
@@ -161,7 +161,7 @@ func dialControl(ctx context.Context, socket string) (net.Conn, error) {
 	}
 }
 
-// Status asks the daemon for its report. It is an error if none answers; see the errors above.
+// Status asks the daemon for its report. It fails if none answers; see the errors above.
 func Status(ctx context.Context, c config.Config) (report status.Report, err error) {
 	return report, ask(ctx, c, Timeout, http.MethodGet, pathStatus, nil, &report)
 }
@@ -177,8 +177,8 @@ func (e *OtherVersionError) Error() string {
 }
 
 // Reload passes new settings to the running daemon, which switches to them without losing a query. changed is false if
-// it has them already. If no daemon takes orders it fails with ErrNotServing, and with an *OtherVersionError if the daemon's version
-// is another one.
+// it already has them. If no daemon accepts orders it fails with ErrNotServing, and with an *OtherVersionError if the daemon's version
+// differs.
 func Reload(ctx context.Context, c config.Config, version string) (changed bool, err error) {
 	body, err := json.Marshal(c)
 	if err != nil {
@@ -201,7 +201,7 @@ func Reload(ctx context.Context, c config.Config, version string) (changed bool,
 	case errors.Is(err, ErrNoDaemon):
 		return false, ErrNotServing
 	case errors.Is(err, ErrHangs):
-		return false, fmt.Errorf("attached already, and %w: see %s, or end it with k2s-dnsbpf detach", err, filepath.Join(c.RunDir, rundir.LogFile))
+		return false, fmt.Errorf("already attached, but %w: see %s, or end it with k2s-dnsbpf detach", err, filepath.Join(c.RunDir, rundir.LogFile))
 	case err != nil:
 		return false, err
 	}
@@ -211,7 +211,7 @@ func Reload(ctx context.Context, c config.Config, version string) (changed bool,
 	return result.Changed, nil
 }
 
-// Detach has the daemon end as at a signal, but linger as long as the settings say. It returns what that one did to the
+// Detach ends the daemon as a signal would, except that it lingers for as long as the settings say. It returns what was done to the
 // resolver file.
 func Detach(ctx context.Context, c config.Config) (done []string, err error) {
 	body, err := json.Marshal(DetachOrder{Linger: c.Linger})
@@ -226,8 +226,8 @@ func Detach(ctx context.Context, c config.Config) (done []string, err error) {
 	return result.Done, err
 }
 
-// Replace has the daemon end, and leave all that it has attached to a successor, which has to come soon: else it attaches
-// again. own reports whether it starts that one itself.
+// Replace ends the daemon and leaves everything attached to a successor, which has to start soon; otherwise the daemon attaches
+// again. own reports whether it starts the successor itself.
 func Replace(ctx context.Context, c config.Config) (own bool, err error) {
 	var result ReplaceResult
 	err = ask(ctx, c, DetachLimit, http.MethodPost, pathReplace, []byte("{}"), &result)

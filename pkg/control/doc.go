@@ -1,6 +1,6 @@
 // Package control is the protocol between a command and the daemon: HTTP over a Unix socket, one request to a connection.
-// Reading is for everybody who may connect, orders are root's, as the kernel says who asks (SO_PEERCRED, unix(7)).
+// Anyone who may connect can read; only root can give orders. The kernel tells who is asking (SO_PEERCRED, unix(7)).
 //
-// Daemon and command may be of different versions. What is read and not known is left out; an order with something that the
-// daemon does not know is refused, and says what that is.
+// Daemon and command may have different versions. Unknown parts of a report are ignored; an order with something that the
+// daemon does not know is refused with an error that names it.
 package control

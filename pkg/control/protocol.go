@@ -2,26 +2,26 @@ package control
 
 import "time"
 
-// What can be asked for.
+// The requests.
 const (
 	pathStatus = "/status"
 	pathReload = "/reload" // the order is a configuration
 	pathDetach = "/detach"
-	// pathReplace is for a daemon of another version that is about to come: this one ends and undoes nothing. It lingers on its
-	// sockets until the other has them.
+	// pathReplace makes way for a daemon of another version: this one ends and undoes nothing. It lingers on its
+	// sockets until the other one has them.
 	pathReplace = "/replace"
 )
 
-// ReplaceResult says who the successor is.
+// ReplaceResult says who starts the successor.
 type ReplaceResult struct {
-	// Own: the daemon starts it itself, from the program file that it was started from.
+	// Own is set if the daemon itself does, from the program file that it was started from.
 	Own bool `json:"own,omitempty"`
 }
 
-// DetachLimit is how long the resolver file may take to be put back.
+// DetachLimit is how long restoring the resolver file may take.
 const DetachLimit = 3 * time.Second
 
-// DetachOrder is how long the daemon is to linger at least.
+// DetachOrder says how long the daemon should linger at least.
 type DetachOrder struct {
 	Linger time.Duration `json:"linger"`
 }
@@ -32,7 +32,7 @@ type DetachResult struct {
 	Error string   `json:"error,omitempty"`
 }
 
-// ReloadResult is what came of new settings. With an error the old ones stay.
+// ReloadResult is the result of new settings. With an error the old ones stay in effect.
 type ReloadResult struct {
 	Changed bool   `json:"changed"`
 	Error   string `json:"error,omitempty"`

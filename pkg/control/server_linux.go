@@ -20,20 +20,20 @@ import (
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/status"
 )
 
-// reportFor is how old a report may be that an ordinary user gets.
+// reportFor is the maximum age of a report for an ordinary user.
 const reportFor = time.Second
 
 type peerKey struct{}
 
-// Handler is what the server asks of a daemon. Its methods may be called from several goroutines.
+// Handler is the daemon behind the server. Its methods may be called from several goroutines.
 type Handler interface {
-	// Report says how things are now.
+	// Report returns the current state.
 	Report() status.Report
-	// Reload goes over to new settings. changed is false if it has them already; after an error the old ones stay.
+	// Reload switches to new settings. changed is false if they are already in effect; after an error the old ones stay in effect.
 	Reload(ctx context.Context, c config.Config) (changed bool, err error)
-	// Replace ends the daemon, with all that it has attached left to its successor. replied is as for Detach.
+	// Replace ends the daemon and leaves everything attached to its successor. replied is as for Detach.
 	Replace(ctx context.Context) (result ReplaceResult, replied func(), err error)
-	// Detach begins a detach. replied is to be called when the result has been sent: the server ends with the daemon.
+	// Detach starts a detach. replied must be called when the result has been sent, because the server ends with the daemon.
 	Detach(ctx context.Context, order DetachOrder) (result DetachResult, replied func(), err error)
 }
 
@@ -43,13 +43,13 @@ type server struct {
 	version string
 	log     *zap.Logger
 
-	mu     sync.Mutex // guards what follows: the report for users who may not make the daemon work
+	mu     sync.Mutex // guards the following fields: the cached report for ordinary users
 	at     time.Time
 	report status.Report
 }
 
-// Listen serves the control socket of an attachment: the report to every user, since it holds no secret, and orders from
-// root. Version is the daemon's, for those of another one.
+// Listen serves the control socket of an attachment: the report for every user, since it contains no secrets, and orders from
+// root. version is the daemon's, for error messages to other versions.
 func Listen(c config.Config, handler Handler, version string, log *zap.Logger) (io.Closer, error) {
 	path := rundir.Control(c)
 	if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
@@ -79,7 +79,7 @@ func (s *server) status(w http.ResponseWriter, r *http.Request) {
 		s.reply(w, s.handler.Report())
 		return
 	}
-	// At most a second old, however many ask.
+	// At most a second old, however many clients there are.
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.at.IsZero() || time.Since(s.at) > reportFor {
@@ -127,7 +127,7 @@ func (s *server) detach(w http.ResponseWriter, r *http.Request) {
 	allow(w, DetachLimit+Timeout)
 	result, replied, err := s.handler.Detach(r.Context(), order)
 	if err != nil {
-		return // whoever asked is gone
+		return // the client is gone
 	}
 	defer replied()
 	s.reply(w, result)
@@ -136,11 +136,11 @@ func (s *server) detach(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// serve serves requests, one to a connection, and none that takes its time to come or to be taken.
+// serve serves requests, one per connection, with time limits for reading and writing.
 func serve(listener *net.UnixListener, handler http.Handler, log *zap.Logger) *http.Server {
 	server := &http.Server{
 		Handler: handler, ReadTimeout: Timeout, WriteTimeout: Timeout, MaxHeaderBytes: maxHeader, ConnContext: withPeer,
-		ErrorLog: zap.NewStdLog(zap.NewNop()), // what peers do need not fill our log
+		ErrorLog: zap.NewStdLog(zap.NewNop()), // clients must not be able to fill our log
 	}
 	server.SetKeepAlivesEnabled(false)
 	go func() {
@@ -161,8 +161,8 @@ func isRoot(r *http.Request) bool {
 	return ok && uid == 0
 }
 
-// accept reads an order to the daemon. It answers one of anybody but root, and one that it can't read or has parts that this
-// version does not know, by itself.
+// accept reads an order. It answers by itself if the client is not root, or if the order can't be read or has parts that this
+// version does not know.
 func (s *server) accept(w http.ResponseWriter, r *http.Request, order any) bool {
 	if !isRoot(r) {
 		http.Error(w, "only root may give orders", http.StatusForbidden)
@@ -185,7 +185,7 @@ func (s *server) reply(w http.ResponseWriter, value any) {
 	}
 }
 
-// withPeer notes the user on the other side of a connection.
+// withPeer records the user at the other end of a connection.
 func withPeer(ctx context.Context, connection net.Conn) context.Context {
 	guest, ok := connection.(*peer.Guest)
 	if !ok {
@@ -194,13 +194,13 @@ func withPeer(ctx context.Context, connection net.Conn) context.Context {
 	return context.WithValue(ctx, peerKey{}, guest.UID)
 }
 
-// doorListener is a listener with a door. It implements net.Listener.
+// doorListener is a listener that limits connections. It implements net.Listener.
 type doorListener struct {
 	*net.UnixListener
 	door *peer.Door
 }
 
-const tooMany = "too many ask at once"
+const tooMany = "too many requests at once"
 
 // Accept implements net.Listener for HTTP.
 func (l doorListener) Accept() (net.Conn, error) {

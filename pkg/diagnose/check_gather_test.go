@@ -429,7 +429,7 @@ func TestGatherCluster(t *testing.T) {
 // Without the right to ask the program, the settings say what to expect, and the step says that it is no more.
 func TestGatherPath(t *testing.T) {
 	c := newChecker(newNetwork(), cluster{})
-	c.Kernel, c.KernelProblem = nil, errors.New("that takes root")
+	c.Kernel, c.KernelProblem = nil, errors.New("this requires root")
 	for name, want := range map[string]Carrier{backendName: Kernel, "www.example.com.": Forwarder} {
 		if got := c.path(hostDNS, name); got.Carrier != want || got.Inferred == "" {
 			t.Errorf("%s: %+v, want %s", name, got, want)

@@ -20,18 +20,18 @@ import (
 )
 
 const (
-	// restartPause bounds how often a guardian that has ended is started again.
+	// restartPause limits how often a guardian that has ended is restarted.
 	restartPause = time.Second
 
-	// stopLimit is how long a guardian may take to end when it is told to.
+	// stopLimit is how long a guardian may take to end when told to.
 	stopLimit = 2 * time.Second
 )
 
-// environment keeps the process small: its heap is what the packages of this program make at their start.
+// environment keeps the process small: its heap holds only what packages allocate during initialisation.
 var environment = []string{"GOMAXPROCS=1", "GOGC=10", "GOMEMLIMIT=16MiB"}
 
-// Handle is the daemon's side of its guardian: it starts one, gives it signs of life, and starts another when it ends or
-// no longer answers. A nil Handle is none at all. Its methods may be called from several goroutines.
+// Handle is the daemon's side of its guardian: it starts one, sends heartbeats, and starts another one when it ends or
+// no longer answers. A nil Handle stands for no guardian. Its methods may be called from several goroutines.
 type Handle struct {
 	config   config.Config
 	log      *zap.Logger
@@ -45,13 +45,13 @@ type Handle struct {
 	process    *os.Process // nil while there is none
 	lifeline   int
 	restarts   int
-	alive      bool // signs of life are being given
-	unanswered int  // of them
+	alive      bool // heartbeats are being sent
+	unanswered int  // heartbeats
 	stopping   bool
 	problem    error
 }
 
-// Start starts a guardian, and follows it until close.
+// Start starts a guardian and keeps one running until Dismiss.
 func Start(c config.Config, log *zap.Logger) *Handle {
 	g := &Handle{
 		config: c, log: log,
@@ -61,7 +61,7 @@ func Start(c config.Config, log *zap.Logger) *Handle {
 	return g
 }
 
-// Await returns when the first guardian watches.
+// Await returns when the first guardian is watching.
 func (g *Handle) Await(ctx context.Context) error {
 	select {
 	case <-g.ready:
@@ -72,11 +72,11 @@ func (g *Handle) Await(ctx context.Context) error {
 		if g.problem != nil {
 			return fmt.Errorf("start the guardian: %w", g.problem)
 		}
-		return fmt.Errorf("start the guardian: it does not come up: %w", ctx.Err())
+		return fmt.Errorf("start the guardian: it does not start watching: %w", ctx.Err())
 	}
 }
 
-// keep has a guardian running until it is told to stop.
+// keep keeps a guardian running until it is told to stop.
 func (g *Handle) keep() {
 	defer close(g.done)
 	for {
@@ -119,7 +119,7 @@ func (g *Handle) runOne() error {
 	child := &exec.Cmd{
 		Path: "/proc/self/exe", Args: append([]string{"k2s-dnsbpf", Command}, g.config.CommonArgs()...), Env: environment,
 		Dir: "/", Stderr: os.Stderr, ExtraFiles: []*os.File{theirs, pidfd},
-		// A session of its own: what ends the daemon's process group is what it is there for.
+		// A new session, so that it survives whatever ends the daemon's process group.
 		SysProcAttr: &syscall.SysProcAttr{Setsid: true},
 	}
 	if err := g.begin(child, lifeline); err != nil {
@@ -130,7 +130,7 @@ func (g *Handle) runOne() error {
 	g.mu.Lock()
 	g.process = nil
 	g.mu.Unlock()
-	// Its end of the lifeline is closed: it has ended, or does not work as it should.
+	// Its end of the lifeline is closed: it has ended or is broken.
 	_ = child.Process.Kill()
 	if err := child.Wait(); err != nil {
 		return err
@@ -138,7 +138,7 @@ func (g *Handle) runOne() error {
 	return errors.New("it ended by itself")
 }
 
-// begin starts the process that is to be the guardian.
+// begin starts the guardian's process.
 func (g *Handle) begin(child *exec.Cmd, lifeline int) error {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -150,13 +150,13 @@ func (g *Handle) begin(child *exec.Cmd, lifeline int) error {
 	}
 	g.process, g.lifeline, g.unanswered, g.problem = child.Process, lifeline, 0, nil
 	if g.alive {
-		// Its count begins here.
+		// Its count starts here.
 		g.tell(sayAlive)
 	}
 	return nil
 }
 
-// listen takes what a guardian says until its lifeline is closed.
+// listen reads a guardian's messages until its lifeline is closed.
 func (g *Handle) listen(lifeline int) {
 	buffer := make([]byte, 64)
 	for {
@@ -178,25 +178,25 @@ func (g *Handle) listen(lifeline int) {
 			case sayRestored:
 				select {
 				case g.restored <- struct{}{}:
-				default: // one that waits is as good as many
+				default: // one pending value is enough
 				}
 			}
 		}
 	}
 }
 
-// tell says something to the guardian. The caller holds mu.
+// tell sends a message to the guardian. The caller holds mu.
 func (g *Handle) tell(what byte) {
 	if g.process == nil {
 		return
 	}
 	if err := tell(g.lifeline, what); err != nil {
-		g.log.Debug("the guardian does not hear", zap.Error(err))
+		g.log.Debug("message to the guardian not sent", zap.Error(err))
 	}
 }
 
-// Beat gives a sign of life. It ends a guardian that has left too many of them without an answer: one that is stopped is
-// none.
+// Beat sends a heartbeat. It ends a guardian that has left too many of them unanswered, because a stopped guardian is
+// useless.
 func (g *Handle) Beat() {
 	if g == nil {
 		return
@@ -215,7 +215,7 @@ func (g *Handle) Beat() {
 	g.tell(sayAlive)
 }
 
-// Pause ends the signs of life: from here on only the daemon's death counts.
+// Pause stops the heartbeats: from here on only the daemon's death counts.
 func (g *Handle) Pause() {
 	if g == nil {
 		return
@@ -226,7 +226,7 @@ func (g *Handle) Pause() {
 	g.tell(sayPause)
 }
 
-// Dismiss ends the guardian, which has nothing to do any more, and waits for that.
+// Dismiss ends the guardian, which is no longer needed, and waits for that.
 func (g *Handle) Dismiss() {
 	g.mu.Lock()
 	g.stopping = true
@@ -245,7 +245,7 @@ func (g *Handle) Dismiss() {
 	<-g.done
 }
 
-// Awakened is poked when the guardian has put the resolver file back because this daemon seemed to hang.
+// Awakened receives a value when the guardian has restored the resolver file because this daemon seemed to hang.
 func (g *Handle) Awakened() <-chan struct{} {
 	if g == nil {
 		return nil
@@ -253,7 +253,7 @@ func (g *Handle) Awakened() <-chan struct{} {
 	return g.restored
 }
 
-// Report says for status how the guardian is; nil without one.
+// Report returns the guardian's state for status; nil without one.
 func (g *Handle) Report() (entry *status.Guardian, problem string) {
 	if g == nil {
 		return nil, ""
@@ -264,7 +264,7 @@ func (g *Handle) Report() (entry *status.Guardian, problem string) {
 	if g.process != nil {
 		entry.PID = g.process.Pid
 	} else {
-		problem = "the guardian has ended, another is about to be started"
+		problem = "the guardian has ended and is about to be restarted"
 		if g.problem != nil {
 			problem += ": " + g.problem.Error()
 		}

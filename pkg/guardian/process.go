@@ -21,52 +21,52 @@ import (
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/state"
 )
 
-// Command is the command by which this program is started as a guardian. It is the daemon's alone.
+// Command is the command that starts this program as a guardian. Only the daemon uses it.
 const Command = "guardian"
 
-// What daemon and guardian tell each other, one octet each.
+// The messages between daemon and guardian, one octet each.
 const (
-	sayAlive    = 'L' // daemon: a sign of life of its main loop; to be answered
-	sayPause    = 'P' // daemon: there will be no more signs of life, only its death counts
+	sayAlive    = 'L' // daemon: a heartbeat of its main loop, to be answered
+	sayPause    = 'P' // daemon: there will be no more heartbeats, only its death counts
 	sayGoodbye  = 'Q' // daemon: an orderly end, there is nothing to do
 	sayReady    = 'G' // guardian: I am watching
-	sayHeard    = 'A' // guardian: the answer to a sign of life
+	sayHeard    = 'A' // guardian: the answer to a heartbeat
 	sayRestored = 'R' // guardian: you seemed to hang, the original is in place
 )
 
-// Restorer puts the resolver file back.
+// Restorer restores the resolver file.
 type Restorer interface {
-	// Needed looks without a lock whether there is anything to put back: who came before us may have done so and gone, and
-	// nothing must come up again that is gone.
+	// Needed reports, without a lock, whether there is anything to restore: another process may have done it and cleaned up, and
+	// its directories must not be created again.
 	Needed() bool
-	// Restore puts the file back of a daemon that is dead. The caller has the host's lock.
+	// Restore restores the file of a dead daemon. The caller has the host's locks.
 	Restore() (done []string, err error)
-	// Suspend puts it back beside a daemon that hangs.
+	// Suspend restores it beside a daemon that hangs.
 	Suspend() (done []string, err error)
 }
 
 const (
-	// retry is how often a file that could not be restored is tried again, lookAgain how often a lock that somebody has.
+	// retry is the interval for a file that could not be restored, lookAgain that for a lock that another process has.
 	retry     = time.Second
 	lookAgain = 20 * time.Millisecond
 
-	// maxRecord bounds a record that is read, in octets.
+	// maxRecord limits the size of a record, in octets.
 	maxRecord = 1 << 20
 
-	// Heartbeat is how often a daemon gives a sign of life.
+	// Heartbeat is the interval of a daemon's heartbeats.
 	Heartbeat = time.Second
 
-	// hangLimit is how many heartbeats in a row may fail to come until the daemon is taken for hanging. It is more than
-	// host.HeartbeatLimit: by then the kernel has the fallback already, and nobody waits for the file.
+	// hangLimit is how many heartbeats in a row may be missing before the daemon is considered to hang. It is more than
+	// host.HeartbeatLimit: by then the kernel uses the fallback, so that nobody is waiting for the file.
 	hangLimit = 5
 
-	// The descriptors that a guardian is started with (the first after standard error).
+	// The file descriptors that a guardian is started with (after standard error).
 	lifelineFD = 3
 	pidFD      = 4 // of the daemon, pidfd_open(2)
 
 )
 
-// Record is the file, in the run directory, by which a guardian tells who it is and what it has done.
+// Record is the file in the run directory in which a guardian says who it is and what it has done.
 type Record struct {
 	PID      int        `json:"pid"`
 	Daemon   int        `json:"daemon"`
@@ -92,20 +92,20 @@ type process struct {
 	flush    func() // writes the log out
 
 	record   Record
-	watching bool // signs of life are expected
-	silent   int  // heartbeats that did not come
-	hangs    bool // and the file has been put back for that
+	watching bool // heartbeats are expected
+	silent   int  // missing heartbeats
+	hangs    bool // and the file has been restored because of that
 	failure  string
 }
 
-// Run is the guardian's main function: it returns when there is nothing left to guard. The log should go to memory,
-// and flush write it out: a reader of standard error that has stopped reading must not hold up the restoration.
+// Run is the guardian's main function. It returns when there is nothing left to guard. The log should go to memory,
+// and flush write it out: a reader of standard error that has stopped reading must not delay the restoration.
 func Run(c config.Config, restorer Restorer, log *zap.Logger, flush func()) error {
-	// They are meant for the daemon, which tells us what it made of them; and whoever reads our log may be gone.
+	// Signals are meant for the daemon, which tells us about them, and the reader of our log may be gone.
 	signal.Ignore(unix.SIGHUP, unix.SIGINT, unix.SIGTERM, unix.SIGPIPE)
 	for _, fd := range []int{lifelineFD, pidFD} {
 		if _, err := unix.FcntlInt(uintptr(fd), unix.F_GETFD, 0); err != nil {
-			return fmt.Errorf("%s: it is started by the daemon alone: use k2s-dnsbpf attach", Command)
+			return fmt.Errorf("%s: only the daemon starts it: use k2s-dnsbpf attach", Command)
 		}
 		unix.CloseOnExec(fd)
 	}
@@ -113,7 +113,7 @@ func Run(c config.Config, restorer Restorer, log *zap.Logger, flush func()) erro
 	g.disguise()
 	g.save()
 	if err := tell(lifelineFD, sayReady); err != nil {
-		g.log.Warn("the daemon can't be told that its guardian is here", zap.Error(err))
+		g.log.Warn("the daemon could not be told that its guardian is ready", zap.Error(err))
 	}
 	g.flush()
 	died, err := g.watch()
@@ -124,8 +124,8 @@ func Run(c config.Config, restorer Restorer, log *zap.Logger, flush func()) erro
 	return err
 }
 
-// disguise makes the process what it should be to others: known by name, and the last that the kernel's memory killer
-// takes. Neither is worth an error: in a container the second may not be allowed.
+// disguise sets the process's name, and makes it the last one that the kernel's OOM killer
+// chooses. Failures are ignored: in a container the latter may not be allowed.
 func (g *process) disguise() {
 	for path, value := range map[string]string{"/proc/self/comm": rundir.GuardianName, "/proc/self/oom_score_adj": "-1000"} {
 		if err := os.WriteFile(path, []byte(value), 0o644); err != nil {
@@ -134,7 +134,7 @@ func (g *process) disguise() {
 	}
 }
 
-// tell says one thing over a lifeline and never blocks: who doesn't read is not waited for.
+// tell sends a message over a lifeline and never blocks.
 func tell(fd int, what byte) error {
 	for {
 		err := unix.Send(fd, []byte{what}, unix.MSG_DONTWAIT|unix.MSG_NOSIGNAL)
@@ -144,11 +144,11 @@ func tell(fd int, what byte) error {
 	}
 }
 
-// watch waits for the daemon's end. died is false if it was an orderly one.
+// watch waits for the daemon's end. died is false if it ended in an orderly way.
 func (g *process) watch() (died bool, err error) {
 	for {
-		// A second at a time: after a time in which nobody ran, such as a frozen control group, the daemon gets the time
-		// to say something.
+		// A second at a time: after a period in which nothing ran, such as in a frozen control group, the daemon gets time
+		// to send something.
 		timeout := -1
 		if g.watching {
 			timeout = int(Heartbeat.Milliseconds())
@@ -164,7 +164,7 @@ func (g *process) watch() (died bool, err error) {
 			g.silence()
 			continue
 		}
-		// What it said before it died comes first.
+		// Messages from before its death come first.
 		goodbye, closed := false, false
 		if fds[0].Revents != 0 {
 			goodbye, closed = g.listen()
@@ -178,7 +178,7 @@ func (g *process) watch() (died bool, err error) {
 	}
 }
 
-// listen takes what the daemon says.
+// listen reads the daemon's messages.
 func (g *process) listen() (goodbye, closed bool) {
 	buffer := make([]byte, 64)
 	for {
@@ -204,11 +204,11 @@ func (g *process) listen() (goodbye, closed bool) {
 	}
 }
 
-// hear takes a sign of life.
+// hear handles a heartbeat.
 func (g *process) hear() {
 	g.watching, g.silent = true, 0
 	if err := tell(lifelineFD, sayHeard); err != nil {
-		g.log.Debug("no answer to a sign of life", zap.Error(err))
+		g.log.Debug("heartbeat not answered", zap.Error(err))
 	}
 	if !g.hangs {
 		return
@@ -219,8 +219,8 @@ func (g *process) hear() {
 	g.flush()
 }
 
-// silence counts a heartbeat that did not come, and puts the file back if it is one too many. The daemon has the lock and
-// the journal open, so the record stays for it: when it runs again it takes the file over again.
+// silence counts a missing heartbeat, and restores the file if it is one too many. The daemon has the lock and
+// the journal open, so the record is left to it: when it runs again it takes over the file again.
 func (g *process) silence() {
 	if g.silent++; g.silent < hangLimit || g.hangs {
 		return
@@ -238,13 +238,13 @@ func (g *process) silence() {
 	}
 }
 
-// outlive puts the file back after the daemon's death. It gives up only when there is nothing left to do, or when another
-// guardian has the task.
+// outlive restores the file after the daemon's death. It gives up only when there is nothing left to do, or when another
+// guardian has taken over.
 func (g *process) outlive() {
 	for g.restorer.Needed() {
 		locks, err := rundir.Try(g.config)
 		if errors.Is(err, state.ErrLocked) {
-			// A restore or a detach is at work, or an attach that will have a guardian of its own.
+			// A restore or a detach is in progress, or an attach that will have its own guardian.
 			if g.replaced() {
 				return
 			}
@@ -268,7 +268,7 @@ func (g *process) outlive() {
 	}
 }
 
-// replaced reports whether another guardian has come since.
+// replaced reports whether there is another guardian by now.
 func (g *process) replaced() bool {
 	record, err := ReadRecord(g.config)
 	return err == nil && record.PID != g.record.PID
@@ -281,26 +281,26 @@ func (g *process) restored(why string, done []string) {
 	g.save()
 }
 
-// fail logs a failure, once for many.
+// fail logs a failure, but not again while it stays the same.
 func (g *process) fail(why string, err error) {
 	if text := err.Error(); text != g.failure {
 		g.failure = text
-		g.log.Error("guardian: "+why+": resolver not restored, trying on", zap.Error(err))
+		g.log.Error("guardian: "+why+": resolver not restored, retrying", zap.Error(err))
 	}
 }
 
-// save writes the record. Without it, only status knows less.
+// save writes the record. Only status needs it.
 func (g *process) save() {
 	content, err := json.Marshal(g.record)
 	if err == nil {
 		err = state.WriteFile(rundir.Guardian(g.config), append(content, '\n'), 0o644)
 	}
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		g.log.Warn("guardian: its record is not written", zap.Error(err))
+		g.log.Warn("guardian: its record could not be written", zap.Error(err))
 	}
 }
 
-// Is tells a guardian that has the lock, whose process is pid, from a daemon.
+// Is reports whether pid, which has the lock, is a guardian rather than a daemon.
 func Is(c config.Config, pid int) bool {
 	record, err := ReadRecord(c)
 	return err == nil && record.PID == pid && record.Daemon != pid

@@ -25,28 +25,28 @@ import (
 )
 
 const (
-	// timeout bounds what the other side may take to say or to hear something.
+	// timeout limits how long the other side may take to send or receive something.
 	timeout = time.Second
 
-	// cleanUpLimit is how long the host's lock is waited for at the end, and a process that is to end.
+	// cleanUpLimit is how long to wait, at the end, for the host's lock or for a process to end.
 	cleanUpLimit = 10 * time.Second
 
-	// DrainTimeout is how long answers of the forwarder are waited for when it ends.
+	// DrainTimeout is how long to wait for the forwarder's pending answers when it ends.
 	DrainTimeout = 250 * time.Millisecond
 
 	lingerFile = "linger.sock"
 
-	// lingerMost is how many times over a daemon lingers at most, if it is asked on and on.
+	// lingerMost is how many times the minimum a daemon lingers at most, if queries keep arriving.
 	lingerMost = 6
 
-	// lingerCheck is how often the forwarder is looked at, whether it is still asked.
+	// lingerCheck is how often to check whether the forwarder is still being asked.
 	lingerCheck = 100 * time.Millisecond
 
-	// maxLingerMessage bounds a message of the socket in octets.
+	// maxLingerMessage limits a message on the socket, in octets.
 	maxLingerMessage = 4096
 )
 
-// What can be asked of a daemon that lingers. One connection may carry several requests, each a packet.
+// The requests to a daemon that lingers. One connection may carry several requests, each in a packet.
 const (
 	lingerStatus  = "status"
 	lingerSockets = "sockets" // the reply carries duplicates of the sockets, UDP before TCP of each address; for root only
@@ -63,7 +63,7 @@ type lingerReply struct {
 	Error  string           `json:"error,omitempty"`
 }
 
-// Lingering is a daemon's life after a detach. A nil one has ended.
+// Lingering is a daemon after its detach. A nil one has ended.
 type Lingering struct {
 	server   *forwarder.Server
 	listen   []netip.AddrPort
@@ -76,13 +76,13 @@ type Lingering struct {
 	least time.Duration
 
 	lastQuery atomic.Pointer[time.Time]
-	heirs     atomic.Int32 // connections that the sockets were sent over
+	heirs     atomic.Int32 // connections over which the sockets were sent
 	taken     chan struct{}
-	left      chan struct{} // an heir that had the sockets has gone without taking them
+	left      chan struct{} // an heir that got the sockets has gone without taking them over
 	replaced  bool          // for a successor, and for nobody else
 }
 
-// ShutDown ends a server, and what it has not answered by then is given up.
+// ShutDown ends a server. Queries that are not answered in time are given up.
 func ShutDown(ctx context.Context, server *forwarder.Server, log *zap.Logger) {
 	ctx, cancel := context.WithTimeout(ctx, DrainTimeout)
 	defer cancel()
@@ -91,9 +91,9 @@ func ShutDown(ctx context.Context, server *forwarder.Server, log *zap.Logger) {
 	}
 }
 
-// Linger begins to linger with a server, for so long at least. The caller has the host's lock, and calls Run when it has
-// given that back. One that is replaced lingers for its successor only: it ends when that one has come, has failed, or does
-// not come in this time.
+// Linger starts to linger with a server, for least or longer. The caller has the host's lock, and calls Run when it has
+// released it. A daemon that is replaced lingers for its successor only: it ends when that has taken over, has failed, or does
+// not appear in time.
 func Linger(runDir string, server *forwarder.Server, least time.Duration, replaced bool, log *zap.Logger) (*Lingering, error) {
 	path := filepath.Join(runDir, lingerFile)
 	if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
@@ -120,7 +120,7 @@ func Linger(runDir string, server *forwarder.Server, least time.Duration, replac
 	return l, nil
 }
 
-// Run lingers until that is of no more use, or a new daemon has taken the sockets over, or ctx ends.
+// Run lingers until that is no longer useful, a new daemon has taken over the sockets, or ctx ends.
 func (l *Lingering) Run(ctx context.Context) (taken bool, err error) {
 	if l == nil {
 		return false, nil
@@ -173,7 +173,7 @@ func (l *Lingering) wait(ctx context.Context) (taken bool) {
 	}
 }
 
-// until is when the daemon ends if nobody asks it any more: the time is over, and nothing came for half of it.
+// until is when the daemon ends if no more queries arrive: the minimum is over, and nothing arrived for half of it.
 func (l *Lingering) until() time.Time {
 	until := l.begun.Add(l.least)
 	if quiet := l.lastQuery.Load().Add(l.least / 2); quiet.After(until) {
@@ -185,7 +185,7 @@ func (l *Lingering) until() time.Time {
 	return until
 }
 
-// cleanUp removes what a run of ours has left in the run directory, unless somebody else has begun one there.
+// cleanUp removes what this run has left in the run directory, unless another one has started there.
 func (l *Lingering) cleanUp() error {
 	path, c := filepath.Join(l.runDir, lingerFile), config.Default()
 	c.RunDir = l.runDir
@@ -217,7 +217,7 @@ func removeLingerFile(runDir string) error {
 func (l *Lingering) serve() {
 	var entrance peer.Door
 	for {
-		conn, err := entrance.Accept(l.listener, fmt.Sprintf(`{"error":%q}`, "too many ask at once"))
+		conn, err := entrance.Accept(l.listener, fmt.Sprintf(`{"error":%q}`, "too many requests at once"))
 		if errors.Is(err, net.ErrClosed) {
 			return
 		}
@@ -234,7 +234,7 @@ func (l *Lingering) answer(guest *peer.Guest) {
 	defer guest.Close()
 	conn, trusted := guest.UnixConn, guest.UID == 0
 	if !trusted {
-		// Nobody else is to hold our descriptors.
+		// Nobody else may hold our descriptors.
 		_ = conn.SetDeadline(time.Now().Add(timeout))
 	}
 	for {

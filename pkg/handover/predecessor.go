@@ -22,13 +22,13 @@ import (
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/status"
 )
 
-// Predecessor is the other side of a daemon that lingers: what others ask of it.
+// Predecessor is the client side of a daemon that lingers.
 type Predecessor struct {
 	conn *net.UnixConn
 	pid  int
 }
 
-// How asking may fail, other than that it says so.
+// Errors of a request, besides those that the other side reports.
 var (
 	errGone  = errors.New("gone")
 	errHangs = errors.New("it does not answer")
@@ -57,8 +57,8 @@ func (l *Predecessor) Close() {
 	}
 }
 
-// ask sends a request and returns the reply and the descriptors that came with it. Of one that ends or dies meanwhile, in
-// whatever form that shows, it returns errGone once that one's sockets are closed; of one that hangs, errHangs.
+// ask sends a request and returns the reply and the descriptors that came with it. If the process ends or dies meanwhile, in
+// whatever form that shows, it returns errGone once its sockets are closed; if it hangs, errHangs.
 func (l *Predecessor) ask(do string) (reply lingerReply, fds []int, err error) {
 	_ = l.conn.SetDeadline(time.Now().Add(timeout))
 	err = writeLinger(l.conn, lingerRequest{Do: do}, nil)
@@ -77,8 +77,8 @@ func (l *Predecessor) ask(do string) (reply lingerReply, fds []int, err error) {
 	return reply, nil, fmt.Errorf("%w: %w", errGone, err)
 }
 
-// Inherit returns the sockets of a daemon that lingers, if there is one, their addresses, and that daemon. It goes on serving
-// them until told that they are taken, and for good if it never is.
+// Inherit returns the sockets of a daemon that lingers, if there is one, their addresses, and that daemon. It keeps serving
+// them until it is told that they have been taken over.
 func Inherit(runDir string) (from *Predecessor, sockets []forwarder.Sockets, addresses []netip.AddrPort, err error) {
 	l, err := dial(runDir)
 	if l == nil || err != nil {
@@ -98,8 +98,8 @@ func Inherit(runDir string) (from *Predecessor, sockets []forwarder.Sockets, add
 	return nil, nil, nil, fmt.Errorf("take over from process %d, which lingers after a detach: %w: end it with k2s-dnsbpf detach --linger 0", l.pid, err)
 }
 
-// Succeed tells the daemon that lingered, if one did, that its sockets are served now. The caller holds the lock. After an
-// error that one ends by itself when its time is over.
+// Succeed tells the daemon that lingered, if any, that its sockets are being served. The caller holds the lock. After an
+// error the other daemon ends by itself when its time is over.
 func (l *Predecessor) Succeed(runDir string) error {
 	if l == nil {
 		return nil
@@ -122,8 +122,8 @@ func ForgetDead(runDir string) error {
 	return err
 }
 
-// End returns what is to be said of a daemon that lingers, empty if none does. With a configuration that wants
-// no lingering, it ends that daemon. The caller holds the lock.
+// End returns a message about a daemon that lingers, empty if there is none. With a configuration without
+// lingering, it ends that daemon. The caller holds the lock.
 func End(c config.Config) (said string, err error) {
 	l, err := dial(c.RunDir)
 	if err != nil {
@@ -144,10 +144,10 @@ func End(c config.Config) (said string, err error) {
 		if len(reply.Listen) == 0 {
 			return "", nil // for a successor alone
 		}
-		return fmt.Sprintf("process %d lingers: it answers on %v for %s or longer, for programs that have not read %s again (--linger 0 ends it)",
+		return fmt.Sprintf("process %d lingers: it keeps answering on %v for %s or longer, for programs that have not yet read %s again (--linger 0 ends it)",
 			l.pid, reply.Listen[0], time.Until(reply.Until).Round(time.Second), c.ResolvConf), nil
 	}
-	// First: then it leaves the run directory to us.
+	// First, so that it leaves the run directory to us.
 	if err := removeLingerFile(c.RunDir); err != nil {
 		return "", err
 	}
@@ -157,7 +157,7 @@ func End(c config.Config) (said string, err error) {
 	if !rundir.AwaitEnd(l.pid, cleanUpLimit) {
 		return "", fmt.Errorf("process %d, which lingers, does not end within %s: kill it", l.pid, cleanUpLimit)
 	}
-	return fmt.Sprintf("process %d lingers no more", l.pid), nil
+	return fmt.Sprintf("process %d no longer lingers", l.pid), nil
 }
 
 // Report adds a daemon that lingers.
@@ -193,7 +193,7 @@ func duplicate(socket syscall.Conn) (fd int, err error) {
 	return fd, errors.Join(err, dupErr)
 }
 
-// CloseAll closes sockets that nobody will serve.
+// CloseAll closes sockets that will not be served.
 func CloseAll(all []forwarder.Sockets) (err error) {
 	for _, sockets := range all {
 		err = errors.Join(err, sockets.UDP.Close(), sockets.TCP.Close())
@@ -201,7 +201,7 @@ func CloseAll(all []forwarder.Sockets) (err error) {
 	return err
 }
 
-// adopt makes sockets of descriptors, UDP before TCP of each address. It closes the descriptors in any case.
+// adopt turns descriptors into sockets, UDP before TCP for each address. It always closes the descriptors.
 func adopt(fds []int) (all []forwarder.Sockets, err error) {
 	files := make([]*os.File, len(fds))
 	for i, fd := range fds {
@@ -244,7 +244,7 @@ func writeLinger(conn *net.UnixConn, message any, rights []byte) error {
 	return err
 }
 
-// readLinger reads one packet, and the descriptors with it if they are wanted. The end of the connection is io.EOF.
+// readLinger reads one packet, and its descriptors if wanted. The end of the connection is io.EOF.
 func readLinger[T any](conn *net.UnixConn, fds *[]int) (message T, err error) {
 	packet := make([]byte, maxLingerMessage)
 	var rights []byte
@@ -263,7 +263,7 @@ func readLinger[T any](conn *net.UnixConn, fds *[]int) (message T, err error) {
 	return message, json.Unmarshal(packet[:n], &message)
 }
 
-// maxInherited bounds the descriptors of a message; the kernel does at 253 (SCM_MAX_FD, unix(7)).
+// maxInherited limits the descriptors of a message; the kernel's limit is 253 (SCM_MAX_FD, unix(7)).
 const maxInherited = 64
 
 func descriptors(rights []byte) (fds []int, err error) {

@@ -139,7 +139,7 @@ func TestInterruptedAttach(t *testing.T) {
 	done := make(chan result)
 	go func() { done <- h.run("attach", "--dns-endpoint", "172.20.0.77", "--wait", "50s") }()
 	eventually(t, "the attach waits", func() error {
-		if r := h.run("status"); !strings.Contains(r.stdout, "an attach or detach is at work") {
+		if r := h.run("status"); !strings.Contains(r.stdout, "an attach or detach is in progress") {
 			return errors.New(r.String())
 		}
 		return nil
@@ -159,7 +159,7 @@ func TestLiveChange(t *testing.T) {
 		t.Errorf("the same settings: %v", r)
 	}
 	others := attachArgs("--zone", "cluster.local", "--zone", "other.test", "--upstream", lab.External1)
-	if r := h.run(append(others, "--dry-run")...); r.code != 0 || !strings.Contains(r.stdout, "go over to these settings") {
+	if r := h.run(append(others, "--dry-run")...); r.code != 0 || !strings.Contains(r.stdout, "switch to these settings") {
 		t.Errorf("the plan: %v", r)
 	}
 	if r := h.run(others...); r.code != 0 ||

@@ -347,7 +347,7 @@ func TestDryRun(t *testing.T) {
 			t.Errorf("the plan of a detach lacks %q: %v", want, r)
 		}
 	}
-	if r = h.run(attachArgs("--dry-run")...); r.code != 0 || !strings.Contains(r.stdout, "attached already") {
+	if r = h.run(attachArgs("--dry-run")...); r.code != 0 || !strings.Contains(r.stdout, "already attached") {
 		t.Errorf("the plan of a second attach: %v", r)
 	}
 	if d := lab.Diff(attached, h.snapshot()); d != "" {

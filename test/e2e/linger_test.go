@@ -50,7 +50,7 @@ func (h *host) leave(args ...string) {
 		args = []string{"--linger", "1m"}
 	}
 	if r := h.run(append([]string{"detach"}, args...)...); r.code != 0 || r.stderr != "" ||
-		!strings.Contains(r.stdout, " detached\n") || !strings.Contains(r.stdout, "lingers: it answers on 127.0.0.1:53") {
+		!strings.Contains(r.stdout, " detached\n") || !strings.Contains(r.stdout, "lingers: it keeps answering on 127.0.0.1:53") {
 		h.t.Fatal(r)
 	}
 }
@@ -74,7 +74,7 @@ func TestLinger(t *testing.T) {
 	if r := h.run("status"); r.code != 3 || !strings.Contains(r.stdout, "not attached, lingering until") {
 		t.Errorf("status: %v", r)
 	}
-	if r := h.run("detach", "--linger", "1h"); r.code != 0 || strings.Count(r.stdout, "\n") != 1 || !strings.Contains(r.stdout, "lingers: it answers") {
+	if r := h.run("detach", "--linger", "1h"); r.code != 0 || strings.Count(r.stdout, "\n") != 1 || !strings.Contains(r.stdout, "lingers: it keeps answering") {
 		t.Errorf("second detach: %v", r)
 	}
 	if now := h.lingers(); now != pid {
@@ -89,7 +89,7 @@ func TestLinger(t *testing.T) {
 	if r := h.run("detach", "--linger", "0", "--dry-run"); r.code != 0 || !strings.Contains(r.stdout, "end process "+strconv.Itoa(h.lingers())) {
 		t.Errorf("the plan of detach --linger 0: %v", r)
 	}
-	if r := h.run("detach", "--linger", "0"); r.code != 0 || !strings.Contains(r.stdout, "lingers no more") {
+	if r := h.run("detach", "--linger", "0"); r.code != 0 || !strings.Contains(r.stdout, "no longer lingers") {
 		t.Errorf("detach --linger 0: %v", r)
 	}
 	h.unchanged(before)
@@ -223,7 +223,7 @@ func TestLingererStopped(t *testing.T) {
 	if r := h.run("status"); r.code != 3 || !strings.Contains(r.stdout, "lingers and does not answer") {
 		t.Errorf("status: %v", r)
 	}
-	if r := h.run("detach", "--linger", "0"); r.code != 0 || !strings.Contains(r.stdout, "lingers no more") {
+	if r := h.run("detach", "--linger", "0"); r.code != 0 || !strings.Contains(r.stdout, "no longer lingers") {
 		t.Errorf("detach --linger 0: %v", r)
 	}
 	h.unchanged(before)
