@@ -7,32 +7,44 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/test/lab"
 )
 
-// another builds the program as another version of it.
-func another(t *testing.T, version string) (binary string) {
+// newer returns the program built as another version, "newer", once for all tests.
+func newer(t *testing.T) (binary string) {
 	t.Helper()
-	binary = filepath.Join(t.TempDir(), "k2s-dnsbpf")
-	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
-	defer cancel()
-	build := exec.CommandContext(ctx, "go", "build", "-trimpath", "-ldflags", "-s -w -X main.version="+version, "-o", binary, "./cmd/k2s-dnsbpf")
-	build.Dir = filepath.Join("..", "..")
-	if out, err := build.CombinedOutput(); err != nil {
-		t.Fatalf("%v: %s", err, out)
+	binary, err := buildNewer()
+	if err != nil {
+		t.Fatal(err)
 	}
 	return binary
 }
 
+var buildNewer = sync.OnceValues(func() (binary string, err error) {
+	binary, err = filepath.Abs(filepath.Join("..", "..", "bin", "k2s-dnsbpf-newer"))
+	if err != nil {
+		return "", err
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Minute)
+	defer cancel()
+	build := exec.CommandContext(ctx, "go", "build", "-trimpath", "-ldflags", "-s -w -X main.version=newer", "-o", binary, "./cmd/k2s-dnsbpf")
+	build.Dir = filepath.Join("..", "..")
+	if out, err := build.CombinedOutput(); err != nil {
+		return "", fmt.Errorf("%w: %s", err, out)
+	}
+	return binary, nil
+})
+
 // TestUpgrade: an attach by another version takes the place of the daemon, and back again, and no query is lost.
 func TestUpgrade(t *testing.T) {
-	newer := another(t, "newer")
+	newer := newer(t)
 	for name, args := range map[string][]string{"takeover": nil, "without BPF": {"--no-bpf"}} {
 		t.Run(name, func(t *testing.T) {
-			h := raise(t, lab.Options{})
+			h := raiseAlone(t, lab.Options{})
 			before := h.snapshot()
 			h.attach(endpoints, ranges, args)
 			pid := h.healthy().PID
@@ -75,7 +87,7 @@ func TestUpgrade(t *testing.T) {
 
 // TestUpgradeFails: where the successor can't attach the old daemon stays, or comes back.
 func TestUpgradeFails(t *testing.T) {
-	newer := another(t, "newer")
+	newer := newer(t)
 	h := raise(t, lab.Options{})
 	before := h.snapshot()
 	h.attach()
@@ -98,8 +110,8 @@ func TestUpgradeFails(t *testing.T) {
 // TestUpgradeOfService: a daemon that a service manager runs starts its successor itself, from the program that a package has put in
 // the place of its own, and tells the manager; no query is lost.
 func TestUpgradeOfService(t *testing.T) {
-	newer := another(t, "newer")
-	h := raise(t, lab.Options{})
+	newer := newer(t)
+	h := raiseAlone(t, lab.Options{})
 	_, unit := unitFile(t, "k2s-dnsbpf.service")
 	before := h.snapshot()
 	told := h.serviceManager()
