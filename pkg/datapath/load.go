@@ -229,7 +229,8 @@ func describe(err error) error {
 	}
 	// Who refuses a program without having looked at it is no verifier, but a security module such as SELinux.
 	var verifier *ebpf.VerifierError
-	forbidden := lacks(unix.EPERM) || lacks(unix.EACCES) && !(errors.As(err, &verifier) && len(verifier.Log) > 0)
+	looked := errors.As(err, &verifier) && len(verifier.Log) > 0
+	forbidden := lacks(unix.EPERM) || lacks(unix.EACCES) && !looked
 	missing := privilege.Missing(privilege.NetAdmin, privilege.BPF, privilege.Perfmon)
 	switch {
 	case len(missing) > 0 && lacks(unix.EPERM, unix.EACCES):

@@ -31,6 +31,7 @@ type Facts struct {
 
 // Attachment is what is attached, or would be.
 type Attachment struct {
+	Unseen   bool // nothing of this could be looked at
 	Attached bool // also by a daemon that is dead
 	Alive    bool // the daemon answered
 	PID      int

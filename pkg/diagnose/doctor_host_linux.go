@@ -27,7 +27,7 @@ import (
 )
 
 // lookTimeout bounds each look: a file system or a daemon that hangs must not hang doctor.
-const lookTimeout = 2 * time.Second
+const lookTimeout = 5 * time.Second
 
 // maxFile bounds what is read of other programs' files, in octets. A table of /proc/net with all sockets of a host fits.
 const maxFile = 16 << 20
@@ -39,7 +39,7 @@ type Look struct {
 	Do   func(ctx context.Context) func(*Facts)
 }
 
-// Gather takes all looks at the same time. What has no answer after two seconds is named in Facts.Unseen.
+// Gather takes all looks at the same time. What has no answer after lookTimeout is named in Facts.Unseen.
 func Gather(ctx context.Context, looks []Look) Facts {
 	ctx, cancel := context.WithTimeout(ctx, lookTimeout)
 	defer cancel()
@@ -48,7 +48,7 @@ func Gather(ctx context.Context, looks []Look) Facts {
 		found[i] = make(chan func(*Facts), 1)
 		go func() { found[i] <- look.Do(ctx) }()
 	}
-	f := Facts{Privileged: os.Geteuid() == 0}
+	f := Facts{Privileged: os.Geteuid() == 0, Attachment: Attachment{Unseen: true}}
 	for i, look := range looks {
 		// With the time over, what has been found counts still.
 		select {

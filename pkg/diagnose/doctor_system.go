@@ -12,6 +12,8 @@ import (
 func checkDaemon(f Facts) []Finding {
 	a := f.Attachment
 	switch {
+	case a.Unseen:
+		return unknown("whether it is attached can't be seen")
 	case !a.Attached:
 		return ok("not attached")
 	case !a.Alive:
@@ -124,6 +126,8 @@ func checkKernel(f Facts) []Finding {
 	switch {
 	case f.System.Kernel == "":
 		return append(out, unknown("the kernel's release can't be read")...)
+	case f.Attachment.Unseen:
+		return append(out, unknown("whether programs are wanted can't be seen")...)
 	case !f.Attachment.BPF && len(out) > 0:
 		return out
 	case !f.Attachment.BPF:

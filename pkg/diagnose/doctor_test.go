@@ -76,6 +76,18 @@ func TestSharedPort(t *testing.T) {
 	}
 }
 
+// TestAttachmentUnseen: who could not look says so, and not that there is nothing.
+func TestAttachmentUnseen(t *testing.T) {
+	f := detached()
+	f.Attachment = Attachment{Unseen: true}
+	e := Examine(f)
+	for _, finding := range e.Findings {
+		if (finding.Check == "daemon" || finding.Check == "kernel") && (finding.Result != Unknown || !strings.Contains(finding.Says, "can't be seen")) {
+			t.Errorf("%+v", finding)
+		}
+	}
+}
+
 // TestVerdicts breaks one thing at a time, and wants one finding about it, with its consequence and its fix, and no other.
 func TestVerdicts(t *testing.T) {
 	kubelet := func(path string, servers ...string) Kubelet {
@@ -169,6 +181,10 @@ func TestVerdicts(t *testing.T) {
 		}, "coredns", Fail, []string{"127.0.0.1", "we serve"}},
 		{"pods with our loopback", detached, func(f *Facts) { f.Pods = []Process{{8, "app"}} }, "pods", Fail, []string{"app (process 8)", "recreate"}},
 
+		{"no port for us", detached, func(f *Facts) {
+			f.Attachment.BPF = false
+			f.System.Lacks = []string{"this process has no CAP_NET_BIND_SERVICE: run it as root"}
+		}, "kernel", Fail, []string{"CAP_NET_BIND_SERVICE", "run it as root"}},
 		{"old kernel", detached, func(f *Facts) { f.System.Kernel = "5.10.0-28-amd64" }, "kernel", Fail, []string{"5.12", "--no-bpf"}},
 		{"no bpffs", detached, func(f *Facts) { f.System.Lacks = []string{"pin directory /x: no BPF file system: mount one with ..."} }, "kernel", Fail, []string{"mount one"}},
 		{"no BTF", detached, func(f *Facts) { f.System.BTF = false }, "kernel", Warn, []string{"btf"}},

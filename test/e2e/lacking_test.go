@@ -104,12 +104,17 @@ func TestLeastPrivilege(t *testing.T) {
 	for name, c := range map[string]struct {
 		capabilities string
 		args         []string
+		before       string
 	}{
-		"BPF":    {"-all,+bpf,+perfmon,+net_admin,+net_bind_service", nil},
-		"no BPF": {"-all,+net_bind_service", []string{"--no-bpf"}},
+		"BPF":    {"-all,+bpf,+perfmon,+net_admin,+net_bind_service", nil, ""},
+		"no BPF": {"-all,+net_bind_service", []string{"--no-bpf"}, ""},
+		// What is set already needs no /proc/sys to write to.
+		"settings made before": {"+all", nil, `sysctl -qw net.ipv4.conf.lo.route_localnet=1 net.ipv4.conf.lo.accept_local=1
+			mount --bind /proc/sys /proc/sys && mount -o remount,bind,ro /proc/sys`},
 	} {
 		t.Run(name, func(t *testing.T) {
 			h := raise(t, lab.Options{})
+			sh(t, h.Host(), c.before)
 			before := h.snapshot()
 			least := []string{"setpriv", "--bounding-set=" + c.capabilities, h.binary}
 			must(t, h.Host(), slices.Concat(least, attachArgs(c.args...))...)
