@@ -537,3 +537,35 @@ func TestBusyLastEndpoint(t *testing.T) {
 	r.setBusy(false)
 	h.judged(lab.App4+":53", true)
 }
+
+// TestServersOfLateInterface: a server that is named by an interface which does not exist yet, as at boot, does not prevent an attach,
+// and is asked once the interface is there, endpoint and upstream alike.
+func TestServersOfLateInterface(t *testing.T) {
+	h := raise(t, lab.Options{})
+	h.attach(endpoint(lab.CoreDNS0v4), endpoint("fe80::53%vlate"), ranges, []string{"--upstream", "fe80::99%vlate", "--upstream", lab.External0})
+	h.works()
+	pod := h.Pod("app")
+	h.cable(h.Host(), "vlate", pod, "elate")
+	sh(t, pod, "ip address add fe80::53/64 dev elate nodad; ip address add fe80::99/64 dev elate nodad")
+	external := respond(t, pod, "[fe80::99%elate]:53", "198.51.100.99")
+	cluster := respond(t, pod, "[fe80::53%elate]:53", "172.21.0.84")
+	for name, c := range map[string]struct {
+		args   []string
+		server *responder
+	}{
+		"the upstream": {[]string{"@127.0.0.1", "late.example"}, external},
+		"the endpoint": {[]string{"@::1", lab.Backend}, cluster},
+	} {
+		eventually(t, name+" behind the new interface is asked", func() error {
+			out := command(t, h.Host(), append([]string{"dig", "+short", "+tries=1", "+time=2"}, c.args...)...)
+			if strings.TrimSpace(out.stdout) != c.server.address {
+				return fmt.Errorf("%v", out)
+			}
+			return nil
+		})
+	}
+	if len(external.sees()) == 0 || len(cluster.sees()) == 0 {
+		t.Error("one of them has seen nothing")
+	}
+	h.detach()
+}
