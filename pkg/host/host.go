@@ -72,8 +72,19 @@ func (h *Host) Load() error {
 
 func (h *Host) setSysctl(name, value string) error {
 	old, err := netdev.Sysctl(name)
-	if err != nil || old == value {
+	if err != nil {
 		return err
+	}
+	if old == value {
+		// Perhaps by a daemon before us whose journal is lost.
+		known, err := copiedSysctls(h.config)
+		if err != nil {
+			h.log.Warn("nobody knows whether a sysctl was set by an earlier daemon", zap.String("sysctl", name), zap.Error(err))
+		}
+		if change, ok := known[name]; ok {
+			return h.journal.Record(changeSysctl, name, change)
+		}
+		return nil
 	}
 	if err := h.journal.Record(changeSysctl, name, sysctlChange{Old: old, New: value}); err != nil {
 		return err

@@ -53,14 +53,15 @@ func copiedSysctls(c config.Config) (map[string]sysctlChange, error) {
 	return known, nil
 }
 
-// undoCopiedSysctls sets back what a lost journal would have. It names what nobody knows the former value of.
-func undoCopiedSysctls(c config.Config) (done []string, err error) {
+// undoCopiedSysctls sets back what a lost journal would have. Where there were programs of ours it names what nobody knows the
+// former value of.
+func undoCopiedSysctls(c config.Config, ours bool) (done []string, err error) {
 	known, err := copiedSysctls(c)
 	errs := []error{err}
 	for _, name := range plan.LoopbackSysctls() {
 		change, ok := known[name]
 		if !ok {
-			if now, err := netdev.Sysctl(name); err == nil && now == "1" {
+			if now, err := netdev.Sysctl(name); ours && err == nil && now == "1" {
 				done = append(done, fmt.Sprintf("sysctl %s is 1, and no record is left of what it was: set it to 0 unless something else needs it", name))
 			}
 			continue

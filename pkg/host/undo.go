@@ -118,8 +118,8 @@ func Undo(c config.Config, journal *state.Journal, log *zap.Logger) ([]string, e
 	}
 	ghosts, unseen, err := removeGhosts(c)
 	done, errs = slices.Concat(done, ghosts, unseen), append(errs, err)
-	if lost && same && len(ghosts) > 0 && len(unseen) == 0 {
-		lines, err := undoCopiedSysctls(c)
+	if lost && same && len(unseen) == 0 {
+		lines, err := undoCopiedSysctls(c, len(ghosts) > 0)
 		done, errs = append(done, lines...), append(errs, err)
 	}
 	if err := errors.Join(errs...); err != nil {

@@ -281,6 +281,7 @@ func TestSysctlsAfterAll(t *testing.T) {
 		knows  bool
 	}{
 		"state directory": {"rm -rf /var/lib/k2s-dnsbpf", true},
+		"and programs":    {"rm -rf /var/lib/k2s-dnsbpf; umount /sys/fs/bpf; mount -t bpf -o mode=700 bpf /sys/fs/bpf", true},
 		"both":            {"rm -rf /var/lib/k2s-dnsbpf /run/k2s-dnsbpf", false},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -294,10 +295,20 @@ func TestSysctlsAfterAll(t *testing.T) {
 				t.Errorf("%v", r)
 			}
 			if c.knows {
-				h.unchangedBut(before)
+				h.unchangedBut(before, "/run/mount")
 			}
 		})
 	}
+	// Who attaches in between knows it, too.
+	h := raise(t, lab.Options{})
+	before := h.snapshot()
+	h.attach()
+	h.killBoth()
+	sh(t, h.Host(), "rm -rf /var/lib/k2s-dnsbpf")
+	must(t, h.Host(), h.binary, "restore")
+	h.attach()
+	h.detach()
+	h.unchangedBut(before, kubeletFile, "/var/lib/k2s-dnsbpf")
 }
 
 // TestGhostElsewhere: a program whose pin nobody sees, where the next attach wants none, goes with that attach.
