@@ -158,7 +158,7 @@ func (h *host) inFlight() int {
 // TestInFlight fills every slot with a query that waits, shows that further ones are passed to user space, and that all
 // is as before when the endpoint goes on.
 func TestInFlight(t *testing.T) {
-	h := raise(t, lab.Options{})
+	h := raiseAlone(t, lab.Options{})
 	r := respond(t, h.Pod("app"), lab.App4+":53", "172.21.0.84")
 	h.attach(endpoint(lab.App4), ranges)
 	conn, err := bigSocket(h.Host(), "0.0.0.0:0")
@@ -318,7 +318,7 @@ func TestFlowsExpire(t *testing.T) {
 
 // TestFlood: one worker's queries that nobody answers take no slots from this host, and leave some to another worker.
 func TestFlood(t *testing.T) {
-	h := raise(t, lab.Options{})
+	h := raiseAlone(t, lab.Options{})
 	r := respond(t, h.Pod("app"), lab.App4+":53", "172.21.0.86")
 	h.attach(endpoint(lab.App4), ranges, pods("cni0"))
 	h.kill() // a daemon would put an endpoint aside that so much is lost to

@@ -18,7 +18,7 @@ import (
 // TestDetachGrace: a program that has read resolv.conf just before a detach asks 127.0.0.1 a moment after it. It has to
 // get its answer for some time yet, and then a refusal: silence would cost it a timeout.
 func TestDetachGrace(t *testing.T) {
-	h := raise(t, lab.Options{})
+	h := raiseAlone(t, lab.Options{})
 	h.attach()
 	query := pack(t, 7, lab.WWW, dns.TypeA)
 	var (
