@@ -85,9 +85,10 @@ func CheckPinDir(dir string) error {
 		var stat unix.Statfs_t
 		err := unix.Statfs(parent, &stat)
 		switch {
-		case err == nil && stat.Type == unix.BPF_FS_MAGIC && stat.Flags&unix.ST_RDONLY != 0:
-			return fmt.Errorf("pin directory %s: %w", dir, describe(unix.EROFS))
 		case err == nil && stat.Type == unix.BPF_FS_MAGIC:
+			if err := unix.Access(parent, unix.W_OK|unix.X_OK); err != nil {
+				return fmt.Errorf("pin directory %s: %w", dir, describe(&os.PathError{Op: "write to", Path: parent, Err: err}))
+			}
 			return nil
 		case err == nil:
 			return fmt.Errorf("pin directory %s: %w: mount one with \"mount -t bpf bpf /sys/fs/bpf\", name another with --bpffs, or do without by --no-bpf",
@@ -230,16 +231,20 @@ func describe(err error) error {
 	// Who refuses a program without having looked at it is no verifier, but a security module such as SELinux.
 	var verifier *ebpf.VerifierError
 	looked := errors.As(err, &verifier) && len(verifier.Log) > 0
+	var path *os.PathError
+	closed := errors.As(err, &path) && lacks(unix.EACCES)
 	forbidden := lacks(unix.EPERM) || lacks(unix.EACCES) && !looked
 	missing := privilege.Missing(privilege.NetAdmin, privilege.BPF, privilege.Perfmon)
 	switch {
-	case len(missing) > 0 && lacks(unix.EPERM, unix.EACCES):
+	case len(missing) > 0 && forbidden && !closed:
 		return fmt.Errorf("%w: this process has no %s: run it as root, or give it these (CapabilityBoundingSet of a unit), or do without by --no-bpf",
 			unix.EPERM, missing)
 	case lacks(unix.EMFILE, unix.ENFILE):
 		return fmt.Errorf("%w: raise the limit of open files (LimitNOFILE of a unit, ulimit -n)", err)
 	case lacks(unix.ENOSYS):
 		return fmt.Errorf("%w: the kernel has no bpf(2), or a filter of system calls forbids it: do without by --no-bpf", err)
+	case closed:
+		return fmt.Errorf("%w: it takes its owner or CAP_DAC_OVERRIDE: change its owner, name another file system with --bpffs, or do without by --no-bpf", err)
 	case forbidden:
 		return fmt.Errorf("%w: something forbids BPF (a filter of system calls, a user namespace, a security module, or the kernel's lockdown): lift it, or do without by --no-bpf", err)
 	case lacks(unix.ENOMEM, unix.ENOSPC):

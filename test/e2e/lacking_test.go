@@ -27,6 +27,7 @@ func TestLacking(t *testing.T) {
 		"bpf(2)":                    {[]string{"sandbox"}, []string{"a filter of system calls", "--no-bpf"}},
 		"settings":                  {[]string{"unshare", "-m", "sh", "-c", `mount --bind /proc/sys /proc/sys && mount -o remount,bind,ro /proc/sys; exec "$@"`, "sh"}, []string{"/proc/sys is read-only"}},
 		"a BPF file system":         {[]string{"unshare", "-m", "sh", "-c", `umount /sys/fs/bpf; exec "$@"`, "sh"}, []string{"mount -t bpf", "--no-bpf"}},
+		"one of its own":            {[]string{"sh", "-c", `chown 65534 /sys/fs/bpf; setpriv --bounding-set=-dac_override "$@"; status=$?; chown 0 /sys/fs/bpf; exit $status`, "sh"}, []string{"CAP_DAC_OVERRIDE", "--bpffs"}},
 		"one to write to":           {[]string{"unshare", "-m", "sh", "-c", `mount -o remount,bind,ro /sys/fs/bpf; exec "$@"`, "sh"}, []string{"read-only file system", "--bpffs"}},
 	} {
 		t.Run(name, func(t *testing.T) {
