@@ -21,7 +21,7 @@ const MaxReverseZones = 256
 // in between becomes several zones of the next longer cut: 172.20.0.0/14 becomes
 // four /16 zones. The same holds beyond /24: the zone of the /24 around
 // 192.168.1.0/25 holds 128 names that are not in the prefix, so the prefix
-// becomes 128 zones of one address each. (RFC 2317 zones are no answer: clients
+// becomes 128 zones of one address each. (RFC 2317 zones do not help: clients
 // ask for the plain name, and it is the plain name that the datapath matches.)
 //
 // Host bits are ignored, an IPv4-mapped prefix counts as IPv4, and a prefix

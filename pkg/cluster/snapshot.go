@@ -1,5 +1,5 @@
-// Package cluster has the words in which the rooms of this program talk about the cluster: who may be asked, and for what. It
-// imports nothing of Kubernetes, so that who plans with these values needs no client for it.
+// Package cluster defines the values by which the packages of this program describe the cluster: which servers answer which names. It
+// imports nothing from Kubernetes, so that planning with these values needs no Kubernetes client.
 package cluster
 
 import (
@@ -55,7 +55,7 @@ func SortEndpoints(eps []Endpoint) []Endpoint {
 	return slices.CompactFunc(eps, func(a, b Endpoint) bool { return a.Address == b.Address })
 }
 
-// Snapshot is one consistent view of who may be asked for what. It is immutable once
+// Snapshot is one consistent view of which servers answer which names. It is immutable once
 // published: its slices are shared between readers and must not be written to.
 type Snapshot struct {
 	// Endpoints are sorted by address and free of duplicates. They are the ready

@@ -108,8 +108,8 @@ type Config struct {
 	LogLevel           string             `json:"logLevel"`
 }
 
-// FromJournal reads the settings that a daemon, of this version or another, has recorded. What that one did not know has its
-// default; what this one does not know is left out.
+// FromJournal reads the settings that a daemon, of this version or another, has recorded. Settings unknown to that version have their
+// defaults; those unknown to this version are ignored.
 func FromJournal(params []byte) (Config, error) {
 	c := Default()
 	c.Topology = "" // every version records that

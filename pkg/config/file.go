@@ -21,7 +21,7 @@ import (
 // maxFile bounds a configuration file, in bytes.
 const maxFile = 1 << 20
 
-// Load returns the defaults, changed by the file at path. A missing file is no error unless it is required: the one at
+// Load returns the defaults, changed by the file at path. A missing file is an error only if it is required: the one at
 // DefaultFile is optional, one that the user named is not. Errors name file, line and key; beside one come the settings as
 // far as the file is good.
 func Load(ctx context.Context, path string, required bool) (Config, error) {

@@ -228,7 +228,7 @@ func (d *Datapath) forget(a Attachment) error {
 }
 
 // inherit puts the program into a link of ours that is on the hook already, and returns it; nil if there is none. What else
-// of ours is there is detached: of two programs that steer, the second would see nothing, and go on when the first is gone.
+// of ours is there is detached: of two steering programs, the second would see nothing, and continue after the first is gone.
 func (d *Datapath) inherit(a Attachment, program *ebpf.Program) (inherited link.Link, err error) {
 	found, err := d.onHook(a)
 	if errors.Is(err, os.ErrPermission) {
@@ -304,7 +304,7 @@ func runs(l link.Link, ifindex int, program ebpf.ProgramID) bool {
 	return err == nil && now == ifindex
 }
 
-// interfaceGone is certain: who can't ask, for want of a descriptor, does not know.
+// interfaceGone reports true only if that is certain, not if it can't be determined, for example for lack of a descriptor.
 func interfaceGone(ifindex int) bool {
 	_, err := net.InterfaceByIndex(ifindex)
 	var call *os.SyscallError
@@ -328,7 +328,7 @@ func (d *Datapath) attachFilter(a Attachment, program *ebpf.Program) error {
 }
 
 // attachXDP prefers the driver's own hook. Interfaces whose driver has none, a bridge for one, get the generic hook, and
-// so do those whose driver refuses as they are set up: with jumbo frames, with offloads, for want of a queue. There the
+// so do those whose driver refuses as they are set up: with jumbo frames, with offloads, for lack of a queue. There the
 // program is shown each frame in one piece, too.
 func attachXDP(a Attachment, program *ebpf.Program) (link.Link, error) {
 	options := link.XDPOptions{Interface: a.Ifindex, Program: program, Flags: link.XDPDriverMode}
@@ -373,7 +373,7 @@ func unpinLink(pin string) error {
 		return errors.Join(fmt.Errorf("open pinned link: %w", err), os.Remove(pin))
 	}
 	if info, err := pinned.Info(); err == nil {
-		// Who may not look into programs goes by the name of the pin.
+		// Without permission to inspect programs, the name of the pin has to suffice.
 		if ours, err := isProgram(info.Program, program); err == nil && !ours {
 			return pinned.Close()
 		}

@@ -42,7 +42,7 @@ func (d *Datapath) Waiting() (map[netip.AddrPort]Waiting, error) {
 	idle := d.quiet && before.unanswered() == d.trafficThen.unanswered()
 	d.flowsMu.Unlock()
 	if idle {
-		// As many replies as queries since none was in flight: there is no need to look at each slot.
+		// As many replies as queries since none was in flight, so the slots need not be examined.
 		return nil, nil
 	}
 	now, err := coarseClock()

@@ -118,7 +118,7 @@ func Load(options Options) (_ *Datapath, err error) {
 	d := newDatapath(options)
 	err = d.load()
 	if errors.Is(err, ebpf.ErrMapIncompatible) {
-		// Pinned by another version of this program, whose programs can't go on with ours.
+		// Pinned by another version of this program, whose programs can't use ours.
 		if err := Remove(options.PinDir); err != nil {
 			return nil, fmt.Errorf("remove the pins of another version: %w", err)
 		}
@@ -228,7 +228,7 @@ func describe(err error) error {
 	lacks := func(errno ...error) bool {
 		return slices.ContainsFunc(errno, func(e error) bool { return errors.Is(err, e) })
 	}
-	// Who refuses a program without having looked at it is no verifier, but a security module such as SELinux.
+	// A refusal without a verifier log comes from a security module such as SELinux.
 	var verifier *ebpf.VerifierError
 	looked := errors.As(err, &verifier) && len(verifier.Log) > 0
 	var path *os.PathError
@@ -330,7 +330,7 @@ func (d *Datapath) writeConfig(config dnsbpfDnsConfig) error {
 	return nil
 }
 
-// Close releases the file descriptors. What is pinned goes on working.
+// Close releases the file descriptors. What is pinned keeps working.
 func (d *Datapath) Close() error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -343,12 +343,12 @@ func (d *Datapath) Close() error {
 }
 
 // Remove detaches every program that is pinned below pinDir and removes the pins. Programs that are attached by
-// TrafficControl are not pinned links: their owner detaches them. Removing what is not there is no error.
+// TrafficControl are not pinned links: their owner detaches them. Removing something that does not exist is not an error.
 func Remove(pinDir string) error {
 	if _, err := os.Lstat(pinDir); errors.Is(err, os.ErrNotExist) {
 		return nil // a file system that can't be written to has another answer
 	}
-	// Links first: a program whose maps' pins are gone would go on running with nobody able to look into it.
+	// Links first: a program whose maps' pins are gone would keep running with nobody able to inspect it.
 	var errs []error
 	for _, dir := range []struct {
 		name   string

@@ -81,10 +81,10 @@ const (
 	CauseEndpoint           Cause = "endpoint"         // one of several does not answer
 	CauseNotListening       Cause = "not-listening"    // endpoints are reached, and refuse
 	CauseUnreachable        Cause = "unreachable"      // endpoints are not reached
-	CauseAddress            Cause = "address"          // an address that is no Service's does not answer
+	CauseAddress            Cause = "address"          // an address that belongs to no Service does not answer
 )
 
-// Target is what is to be checked.
+// Target is what to check.
 type Target struct {
 	Name string // as written; an address is one too
 	Port uint16 // 0: none given

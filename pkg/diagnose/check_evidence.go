@@ -49,7 +49,7 @@ type CheckedHost struct {
 	Unconfirmed string
 }
 
-// Carrier is who takes a query to a server.
+// Carrier says what carries a query to a server.
 type Carrier string
 
 // The carriers.

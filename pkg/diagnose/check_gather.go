@@ -48,7 +48,7 @@ type ClusterView interface {
 type Checker struct {
 	Host   CheckedHost
 	Kernel KernelView
-	// KernelProblem is why there is no Kernel although programs are attached.
+	// KernelProblem says why there is no Kernel although programs are attached.
 	KernelProblem error
 	// Cluster finds the apiserver, when it is needed.
 	Cluster func() (ClusterView, error)

@@ -104,7 +104,7 @@ func (e Evidence) pathStep(q Query) Step {
 	return step(Where, "path", state, "%s: %s", bare(q.Name), text)
 }
 
-// answerStep tells of one query. A name of the search list that does not exist is no fault: the next one is asked.
+// answerStep describes one query. A name from the search list that does not exist is not a fault: the next one is tried.
 func answerStep(about string, q Query, next bool) Step {
 	text := fmt.Sprintf("%s: %s", bare(q.Name), q.Reply.describe())
 	if q.Reply.Tries > 1 {

@@ -386,7 +386,7 @@ func TestConclude(t *testing.T) {
 			well(), both(noAddress(dns.RcodeNameError), func(e *Evidence) {
 				e.Cluster = ClusterAnswer{Service: &Service{Namespace: "default", Name: "backend", ExternalName: "192.0.2.80"}}
 			}), CauseNoAddress,
-			"DNS is fine; the name has no address: the Service default/backend is an alias of 192.0.2.80, which is no name: give it an EndpointSlice instead",
+			"DNS is fine; the name has no address: the Service default/backend is an alias of 192.0.2.80, which is not a name: give it an EndpointSlice instead",
 		},
 		"resolver file replaced": {
 			well(), both(noAddress(dns.RcodeNameError), foreign), CauseResolverForeign,

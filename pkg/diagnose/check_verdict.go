@@ -73,7 +73,7 @@ func (e Evidence) where() judgement {
 	return e.empty(q)
 }
 
-// notAsked is about a cluster name of which we never hear, and for which there is no address that is known to be right:
+// notAsked is about a cluster name for which this program is not asked, and for which no address is known to be right:
 // some servers answer for every name.
 func (e Evidence) notAsked(q Query) judgement {
 	if !e.Host.Attached {
@@ -171,7 +171,7 @@ func (e Evidence) empty(q Query) judgement {
 	case q.Reply.Rcode == dns.RcodeSuccess:
 		return judge(CauseNoAddress, "%s; %s exists, but has no address", dnsIs, bare(q.Name))
 	case s != nil && s.aliasOfAddress():
-		return judge(CauseNoAddress, "%s; the name has no address: the Service %s is an alias of %s, which is no name: give it an EndpointSlice instead",
+		return judge(CauseNoAddress, "%s; the name has no address: the Service %s is an alias of %s, which is not a name: give it an EndpointSlice instead",
 			dnsIs, s.fullName(), s.ExternalName)
 	case s != nil:
 		return judge(CauseCoreDNSStale, "DNS is stale: the Service %s exists, but CoreDNS says that %s does not: look at CoreDNS's log",

@@ -206,7 +206,7 @@ func (c *readCorefile) read(source corefileSource, text string, lookup func(stri
 	}
 }
 
-// serve adds the zones. One that was served and is no longer named is told as long as it is so: where the new Corefile says
+// serve adds the zones. One that was served and is no longer named is reported for as long as that lasts: where the new Corefile says
 // clearly what it serves instead the zone is given up, else it stays.
 func (c *readCorefile) serve(s *zoneSet, found string, ports []uint16, stubs bool) error {
 	from := "Corefile " + found

@@ -324,7 +324,7 @@ func zonesOf(text string) ([]string, error) {
 		return nil, fmt.Errorf("the Corefile's zone %s is known to CoreDNS only: name it with --zone, beside all others", plain(text))
 	}
 	if !isZoneName(name) {
-		return nil, fmt.Errorf("the Corefile's zone %q is no name that queries can be steered for", text)
+		return nil, fmt.Errorf("the Corefile's zone %q is not a name that queries can be steered for", text)
 	}
 	return []string{name}, nil
 }

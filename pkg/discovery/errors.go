@@ -254,7 +254,7 @@ func printable(text string) string {
 			b.WriteString(quoted[1 : len(quoted)-1])
 			continue
 		}
-		b.WriteRune(r) // what is no UTF-8 is the replacement character
+		b.WriteRune(r) // invalid UTF-8 becomes the replacement character
 	}
 	return b.String()
 }

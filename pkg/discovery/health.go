@@ -69,14 +69,14 @@ func (h *health) restored(past context.Context) context.Context {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if h.same == past {
-		h.log.Warn("the cluster's data went back, as after a restore of etcd: everything is read anew")
+		h.log.Warn("the cluster's data went back, as after a restore of etcd: everything is read again")
 		h.another()
 		h.same, h.another = context.WithCancel(context.Background())
 	}
 	return h.same
 }
 
-// follow begins with a resource, or begins anew.
+// follow starts to follow a resource, or starts over.
 func (h *health) follow(resource string, optional bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()

@@ -90,7 +90,7 @@ func newInformer(r *request, example runtime.Object, changed func()) (informer, 
 
 // handler turns events into "look again". It does not look into the objects, so
 // that a tombstone (cache.DeletedFinalStateUnknown, when the delete itself was
-// missed) is as good as a delete.
+// missed) counts as a delete.
 func handler(changed func()) cache.ResourceEventHandler {
 	return cache.ResourceEventHandlerFuncs{
 		AddFunc: func(any) { changed() },

@@ -36,7 +36,7 @@ const InCluster = "in-cluster"
 // What the user named (1, 2) must be there and valid: it is never skipped. Of a
 // list in $KUBECONFIG some files may be missing, as with kubectl, but not all.
 // The others are skipped when they are missing, not readable for us or name no
-// cluster; a malformed one is an error, because to go on would mean to work
+// cluster; a malformed one is an error, because continuing would mean working
 // silently with another cluster than the user's own.
 //
 // A file that somebody else than root or ourselves could have written is refused if

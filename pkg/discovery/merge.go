@@ -96,7 +96,7 @@ func conditions(e *discoveryv1.Endpoint) (ready, serving bool) {
 
 // isEmpty reports whether the slices of a Service say that nobody serves it, in
 // either family. Without any slice nothing is said: every Service with a selector
-// has one, so its controller has not come to it yet, or makes it anew.
+// has one, so its controller has not processed it yet, or is recreating it.
 func isEmpty(all []*discoveryv1.EndpointSlice, namespace, service string) bool {
 	said := false
 	for _, s := range all {

@@ -262,7 +262,7 @@ func stored[T runtime.Object](i informer) (all []T) {
 	return all
 }
 
-// zones collects the zones of all sources, and what is to be said about them. w.mu is held.
+// zones collects the zones of all sources, and remarks about them. w.mu is held.
 func (w *Watcher) zones(ports []uint16) zoneSet {
 	var s zoneSet
 	if w.several != "" {

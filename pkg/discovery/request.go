@@ -113,7 +113,7 @@ func (r *request) Watch(o metav1.ListOptions) (watch.Interface, error) {
 // IsWatchListSemanticsUnSupported keeps the reflector to list-then-watch. What we
 // ask for is tiny, so streaming the list gains nothing; and client-go's
 // streaming waits between tries, up to a minute, without looking at its context,
-// which would hold up every stop while the apiserver is gone.
+// which would delay every stop while the apiserver is gone.
 func (r *request) IsWatchListSemanticsUnSupported() bool { return true }
 
 // ListWithContext implements cache.ListerWatcherWithContext. Its errors reach
@@ -186,7 +186,7 @@ func (r *request) mustList() bool {
 	return r.watched && (!r.many || time.Since(r.listed) >= r.timeouts.relist) || r.past != nil && r.past.Err() != nil
 }
 
-// missed lists anew, and returns what the informer does not know of it.
+// missed lists again, and returns what the informer does not know.
 func (r *request) missed(ctx context.Context) (events []watch.Event, err error) {
 	version := ""
 	past, found := r.health.past(), make(map[cache.ObjectName]struct{})

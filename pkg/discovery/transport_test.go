@@ -520,7 +520,7 @@ func TestRestoredOnce(t *testing.T) {
 	api.mu.Lock()
 	api.version = 50
 	api.mu.Unlock()
-	for i, wantWarning := range []string{"the cluster's data went back, as after a restore of etcd: everything is read anew", ""} {
+	for i, wantWarning := range []string{"the cluster's data went back, as after a restore of etcd: everything is read again", ""} {
 		time.Sleep(1100 * time.Millisecond) // after a watch of less than a second client-go lists anew by itself
 		api.endWatches()
 		opened("after the restore")

@@ -51,7 +51,7 @@ type Watcher struct {
 // is no kubeconfig anywhere.
 func New(o Options) (*Watcher, error) { return newFromKubeconfig(o, defaultTimeouts) }
 
-// newFromKubeconfig is New with deadlines of one's own.
+// newFromKubeconfig is New with given deadlines.
 func newFromKubeconfig(o Options, t timeouts) (*Watcher, error) {
 	o = o.withDefaults()
 	k, err := findKubeconfig(o)

@@ -16,7 +16,7 @@ import (
 // maxZones bounds the zones of all sources together: those of a Corefile, and a thousand reverse zones beside.
 const maxZones = 2 * maxCorefileZones
 
-// zoneSet collects zones and what is to be said about them. The first one who
+// zoneSet collects zones and remarks about them. The first one who
 // names a zone is its source.
 type zoneSet struct {
 	zones    []Zone

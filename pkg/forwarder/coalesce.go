@@ -91,7 +91,7 @@ func (f *flights) join(key flightKey) (_ *flight, first bool) {
 	return out, true
 }
 
-// leave is called by one who does not wait any more. After the last one the
+// leave is called by a waiter that gives up. After the last one the
 // next that asks the same is the first again.
 func (f *flights) leave(key flightKey, out *flight) {
 	f.mu.Lock()

@@ -45,7 +45,7 @@ func failNoEndpoint(zone, why string) failure {
 	return failure{dns.RcodeServerFailure, dns.ExtendedErrorCodeNoReachableAuthority, text}
 }
 
-// failExchange is for servers that were asked in vain: 22 when they are the
+// failExchange is for servers that did not answer: 22 when they are the
 // authority for a zone of ours, 23 (section 4.24) when they are resolvers.
 func failExchange(zone string, err error) failure {
 	f := failure{dns.RcodeServerFailure, dns.ExtendedErrorCodeNetworkError, "no answer from upstream: " + err.Error()}

@@ -92,7 +92,7 @@ const atOnce = 50 * time.Millisecond
 // as well. What is found counts more than that there is nothing, and an earlier
 // server's word more than a later one's, as long as a stub would wait for it.
 //
-// It returns the race when it is over, or has taken a moment; run goes on with it.
+// It returns the race when it is over, or has taken a moment; run continues it.
 func (s *Server) exchange(ctx context.Context, q *request) *race {
 	r := &race{s: s, request: q, begin: time.Now(), leader: -1}
 	var alive bool
@@ -172,7 +172,7 @@ type result struct {
 	more   bool
 }
 
-// run goes on with a race that is not finished, until it is.
+// run continues a race until it is finished.
 func (r *race) run(ctx context.Context) (*response, error) {
 	r.tries.Store(1)                              // the race itself
 	r.results = make(chan result, 2*len(r.order)) // no try ever blocks on it
@@ -451,7 +451,7 @@ func refusesEDNS(res *response, out *outgoing) bool {
 }
 
 // askUDP asks one server and waits until it has answered, or nobody waits any
-// more. It goes on with a dialog that has begun.
+// more. It continues a dialog that has begun.
 func (r *race) askUDP(ctx context.Context, u *upstream, out *outgoing, needed bool, d *dialog) (res *response, err error) {
 	sent := time.Now()
 	if d != nil {

@@ -9,7 +9,7 @@ import (
 
 // fair divides what there is a limited number of (queries in flight,
 // connections, octets) among those who ask. When there is none left, the source
-// that has most gives up its oldest, whoever wants one: so a flood crowds out
+// that has most gives up its oldest, whoever needs a place: so a flood crowds out
 // itself. A part is kept for this host. It is safe for concurrent use.
 type fair struct {
 	limit  int // of all

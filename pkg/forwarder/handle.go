@@ -19,7 +19,7 @@ type clientQuery struct {
 	recs     records
 
 	zone        string // the cluster zone that the name is in, "" for none
-	passThrough bool   // the message goes on as it is, and so does the reply
+	passThrough bool   // message and reply are forwarded unchanged
 }
 
 // sizeLimit returns the largest reply that the client takes, in octets:

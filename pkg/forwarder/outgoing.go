@@ -16,7 +16,7 @@ type outgoing struct {
 	tcp         bool
 	passThrough bool
 
-	// shareable says that the answer fits whoever asks the same: nothing in the
+	// shareable says that the answer suits everybody who asks the same: nothing in the
 	// query is one client's own, as a signature, a cookie or a subnet is.
 	shareable bool
 

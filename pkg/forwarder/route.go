@@ -24,7 +24,7 @@ type Routes struct {
 	// is asked over UDP.
 	TCP map[netip.AddrPort]netip.AddrPort
 
-	// Unserved says why a zone has no servers, for who asks; empty if there is
+	// Unserved says why a zone has no servers, for error replies; empty if there is
 	// no more to say.
 	Unserved string
 

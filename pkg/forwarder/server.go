@@ -68,7 +68,7 @@ type Server struct {
 	policy       healthPolicy
 	loops        *loopGuard
 	lastLoop     atomic.Pointer[Loop]
-	loopWarned   atomic.Int64 // when the log told of a loop, in nanoseconds since 1970
+	loopWarned   atomic.Int64 // when a loop was last logged, in nanoseconds since 1970
 	probeID      string
 	counters     counters
 	sockets      atomic.Int64 // to servers

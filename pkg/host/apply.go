@@ -66,7 +66,7 @@ func (h *Host) Apply(k *plan.Kernel) (problems []plan.Problem, err error) {
 	return append(problems, left...), err
 }
 
-// sweep detaches what a dead daemon left and the plan does not want, which it would go on steering with.
+// sweep detaches what a dead daemon left and the plan does not want, and which would keep steering.
 func (h *Host) sweep() {
 	ghosts, unseen, err := detachGhosts(h.datapath.Loaded)
 	for _, line := range slices.Concat(ghosts, unseen) {

@@ -26,7 +26,7 @@ type Looker struct {
 	usual  map[netip.Addr]behind // where each endpoint was last
 }
 
-// Look finds out what a plan needs to know. Who has the port of the KubeSwitch address is for the caller to say.
+// Look gathers what a plan needs. The caller says who has the port of the KubeSwitch address.
 func (l *Looker) Look(c config.Config, inspection resolvconf.Inspection, snapshot cluster.Snapshot) (f plan.Facts, err error) {
 	if f, err = LookAtListeners(c); err != nil {
 		return f, err
@@ -73,7 +73,7 @@ func resolverFacts(inspection resolvconf.Inspection) plan.Resolver {
 	return r
 }
 
-// LookAtListeners finds out which addresses there are to be asked at: a part of Look that every user may see. A KubeSwitch
+// LookAtListeners finds out at which addresses queries can arrive: the part of Look that every user may see. A KubeSwitch
 // address that is gone is looked for again with every change of interfaces.
 func LookAtListeners(c config.Config) (f plan.Facts, err error) {
 	_, err = netdev.InterfaceOf(plan.Loopback6)

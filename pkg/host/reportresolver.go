@@ -98,7 +98,7 @@ func judgeResolver(report *status.Report, inspection resolvconf.Inspection, c co
 	}
 }
 
-// TakeOver is what the resolver file is to be taken over with.
+// TakeOver returns the parameters for taking over the resolver file.
 func TakeOver(c config.Config) resolvconf.TakeOver {
 	return resolvconf.TakeOver{
 		Nameservers:    []netip.Addr{plan.Loopback4},

@@ -34,7 +34,7 @@ func RestoreLocked(c config.Config, log *zap.Logger) ([]string, error) {
 		err = journal.Clear()
 	}
 	if errors.Is(err, resolvconf.ErrRecordKept) || errors.Is(err, unix.EROFS) && !stillOurs(c, journal) {
-		// DNS is well again, which is all that this is about. Who can write there finds the rest.
+		// DNS works again, which is all that matters here. The rest stays for whoever can write there.
 		log.Warn("what is recorded of the resolver file stays in the journal", zap.Error(err))
 		err = nil
 	}

@@ -79,7 +79,7 @@ func SameNetwork(journal *state.Journal) (bool, error) {
 var inNetwork = []string{changeFilter, changeQdisc, changeSysctl}
 
 // Undo puts everything back that the journal knows, in the order of a detach: the resolver first. It
-// goes on after an error; what failed stays in the journal. It returns a line for each thing that was done. In another network
+// continues after an error; what failed stays in the journal. It returns a line for each thing that was done. In another network
 // namespace than that of the changes it does nothing and fails with ErrOtherNetwork, unless theirs is gone.
 func Undo(c config.Config, journal *state.Journal, log *zap.Logger) ([]string, error) {
 	same, err := SameNetwork(journal)
@@ -229,7 +229,7 @@ func undoChange(change state.Change) (string, error) {
 		}
 		return "", data.undo()
 	}
-	return "", fmt.Errorf("journal: unknown change %q: written by a newer version: use that one", change.Kind)
+	return "", fmt.Errorf("journal: unknown change %q, written by a newer version: use that version", change.Kind)
 }
 
 // recorded decodes what the journal keeps of a change.

@@ -115,7 +115,7 @@ func FilterProgram(f Filter) (id uint32, ifname string, err error) {
 	return 0, ifname, nil
 }
 
-// DetachFilter removes a filter. One that is not there, or whose interface is gone, is no error.
+// DetachFilter removes a filter. It is not an error if the filter or its interface does not exist.
 func DetachFilter(f Filter) error {
 	err := netlink.FilterDel(f.netlink())
 	if err != nil && !isGone(err) {

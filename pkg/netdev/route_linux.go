@@ -22,7 +22,7 @@ type Route struct {
 	Source netip.Addr
 	// Local is set for an address of this host: its packets go through lo.
 	Local bool
-	// Group is set for a broadcast or multicast address, which is no host's.
+	// Group is set for a broadcast or multicast address.
 	Group bool
 	// Ethernet is set if frames on the interface have an Ethernet header.
 	Ethernet bool

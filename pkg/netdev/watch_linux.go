@@ -17,7 +17,7 @@ import (
 const resubscribe = time.Second
 
 // Changes sends a value after interfaces, addresses, routes or IPsec policies have changed, or filters were removed, until ctx ends. Changes that come while
-// one is waiting to be received are the same value: the receiver looks at the state anew in any case.
+// one is waiting to be received are merged: the receiver reads the whole state anyway.
 func Changes(ctx context.Context) (<-chan struct{}, error) {
 	current, err := subscribe()
 	if err != nil {

@@ -15,7 +15,7 @@ import (
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/state/hostfs"
 )
 
-// Inspection is what there is, and what TakeOver would make of it.
+// Inspection describes the current file, and what TakeOver would make of it.
 type Inspection struct {
 	Path  string
 	Type  Type
@@ -60,7 +60,7 @@ func (i Inspection) Refused(except ...error) error {
 }
 
 // Inspect looks without changing anything. It works in every state; while
-// attached it tells of the original.
+// attached it describes the original.
 func (m *Manager) Inspect() (Inspection, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -154,7 +154,7 @@ type effective struct {
 	content  []byte
 	dangling bool
 	tooLarge bool
-	kind     string // of a target that is no regular file, as safefile.Kind says it
+	kind     string // of a target that is not a regular file, in the words of safefile.Kind
 }
 
 // effective reads the content of before us: what is in place, or while ours is

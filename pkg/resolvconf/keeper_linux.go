@@ -33,7 +33,7 @@ type Standing string
 
 // The standings.
 const (
-	// StandingKept: all is as it was left, ours in place if it is to be.
+	// StandingKept: everything is as it was left, with ours in place if it should be.
 	StandingKept Standing = "kept"
 	// StandingUnsettled: there is something else, and it may not be complete.
 	StandingUnsettled Standing = "unsettled"
@@ -58,7 +58,7 @@ const (
 
 	// maxActs within actWindow are allowed, of taking over again above all. A
 	// VPN that comes up while the network changes writes three or four times;
-	// who writes more often than that answers us, and would go on for ever.
+	// a program that writes more often than that is reacting to us, and would continue forever.
 	maxActs   = 5
 	actWindow = time.Minute
 	// contendedQuiet is how long the file must be left alone before it is
@@ -179,7 +179,7 @@ func servers(i Inspection) string {
 }
 
 // carried is what programs find in our file that is the original's. Comments are
-// carried too, and no reason to write it anew.
+// carried too, and no reason to write it again.
 func carried(i Inspection) string {
 	return fmt.Sprint(i.File.SearchKeyword, i.File.Search, i.File.Options, i.File.Sortlist)
 }
@@ -264,7 +264,7 @@ func (k *Keeper) Check(policy Policy) time.Duration {
 	if changed {
 		k.changed = now
 	}
-	// Who writes in place empties the file first, which is no news of theirs.
+	// A program that writes in place empties the file first, which means nothing.
 	if s.usable() && s.content != k.content {
 		k.content, k.became = s.content, now
 	}
@@ -468,7 +468,7 @@ func (k *Keeper) contended(now time.Time, s sighting, changed bool) time.Duratio
 	return k.act(now, s)
 }
 
-// announce tells of servers that are new, and reports whether there are any.
+// announce reports new servers, and returns whether there are any.
 // While the file names none, those that are in use stay.
 func (k *Keeper) announce(s sighting) bool {
 	if !s.usable() || servers(s.Inspection) == k.served {

@@ -126,7 +126,7 @@ type object struct {
 
 func (o object) exists() bool { return o.Type != TypeMissing }
 
-// look reads a name without following it. A file over MaxSize is no error.
+// look reads a name without following it. A file over MaxSize is not an error.
 func (m *Manager) look(name string) (object, error) {
 	info, err := m.fs.Lstat(name)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -172,7 +172,7 @@ var allRecords = []string{kindAttached, kindContent, kindEarlier}
 // journal of a host that stays attached for months must not grow.
 const maxEarlier = 4
 
-// original is what is recorded before ours is written: all there is to know of the file before us.
+// original is what is recorded before ours is written: everything about the file as it was.
 type original struct {
 	Type    Type           `json:"type"`
 	Link    []byte         `json:"link,omitempty"` // bytes: a link text need not be UTF-8

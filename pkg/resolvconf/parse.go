@@ -155,7 +155,7 @@ func (f *File) line(n int, line string) {
 	default:
 		switch {
 		case strings.HasPrefix(line, "\xef\xbb\xbf"):
-			f.skip(n, line, "starts with a byte order mark, which is no part of a keyword")
+			f.skip(n, line, "starts with a byte order mark, which is not part of a keyword")
 		case isKeyword(strings.ToLower(keyword)):
 			f.skip(n, line, "keywords are lower case")
 		default:

@@ -49,7 +49,7 @@ func TestParse(t *testing.T) {
 			}}},
 		{"byte order mark", "\xef\xbb\xbfnameserver 1.1.1.1\nnameserver 2.2.2.2\n", File{
 			Nameservers: addrs("2.2.2.2"),
-			Skipped:     []Skip{{1, "\xef\xbb\xbfnameserver 1.1.1.1", "starts with a byte order mark, which is no part of a keyword"}}}},
+			Skipped:     []Skip{{1, "\xef\xbb\xbfnameserver 1.1.1.1", "starts with a byte order mark, which is not part of a keyword"}}}},
 		{"NUL", "nameserver 1.1.1.1\x00junk\nnameserver 2.2.2.2\n", File{
 			Nameservers: addrs("1.1.1.1", "2.2.2.2"),
 			Skipped:     []Skip{{1, "junk", "after a NUL byte, which ends the line"}}}},

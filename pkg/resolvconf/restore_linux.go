@@ -60,7 +60,7 @@ func (m *Manager) Restore() (Outcome, error) {
 // Suspend puts the original back as Restore does, and leaves the record as it
 // is. It is for a process that must not write the journal since another one,
 // which hangs, has it open. Ours is under the parked name then; a TakeOver or
-// Restore of the journal's owner goes on from there, and so does a Restore by
+// Restore by the journal's owner continues from there, and so does a Restore by
 // anybody once the owner is dead.
 func (m *Manager) Suspend() (Outcome, error) {
 	m.mu.Lock()
@@ -270,7 +270,7 @@ func (m *Manager) swapIn(from string, cur object) error {
 	return fmt.Errorf("%w: try again", ErrChanged)
 }
 
-// rebuild makes the original anew under name. Attributes that this file system
+// rebuild recreates the original under name. Attributes that this file system
 // or a security module refuses are listed, not a failure: DNS matters more.
 func (m *Manager) rebuild(o original, name string) (inexact []string, err error) {
 	switch o.Type {

@@ -77,7 +77,7 @@ func (m *Manager) TakeOver(t TakeOver) error {
 	if err != nil {
 		return fmt.Errorf("take over: %w", err)
 	}
-	// A takeover that goes on needs no new leave.
+	// A takeover that continues needs no new permission.
 	t.InPlace = t.InPlace || s.rec.original.InPlace
 	if _, reverted := s.rec.reverted(s.cur); reverted {
 		t.UpstreamsGiven = true // the original of that time had some
@@ -113,7 +113,7 @@ func (m *Manager) settle(rec record) error {
 	if out.Result != LeftForeign {
 		return nil
 	}
-	m.log.Info("the file was replaced by somebody else while attached: that one is the original from now on",
+	m.log.Info("the file was replaced by somebody else while attached: theirs is the original from now on",
 		zap.String("path", m.path))
 	if err := m.remember(rec); err != nil {
 		return m.explain("take over "+m.path, err)
@@ -375,7 +375,7 @@ func (m *Manager) undone(cause error) error {
 }
 
 // PutBack puts ours in place again, whatever is there now: nothing, ours with
-// another mode, or a file that is no configuration, such as an empty one. The
+// another mode, or a file that is not a configuration, such as an empty one. The
 // original stays what it is. A regular file that is not ours is copied to the
 // state directory before. With nothing taken over it fails with ErrNotTaken.
 func (m *Manager) PutBack(t TakeOver) error {

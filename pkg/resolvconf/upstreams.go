@@ -21,7 +21,7 @@ type serverList struct {
 }
 
 // The stub addresses of systemd-resolved(8). It reads /etc/resolv.conf itself
-// once that is no longer its own, so asking it would go in circles.
+// once that is no longer its own, so asking it would create a loop.
 var resolvedStubs = [...]netip.Addr{
 	netip.AddrFrom4([4]byte{127, 0, 0, 53}),
 	netip.AddrFrom4([4]byte{127, 0, 0, 54}),

@@ -25,7 +25,7 @@ const dirEvents = unix.IN_CREATE | unix.IN_MODIFY | unix.IN_CLOSE_WRITE | unix.I
 	unix.IN_MOVED_FROM | unix.IN_MOVED_TO | unix.IN_DELETE_SELF | unix.IN_MOVE_SELF | unix.IN_ONLYDIR
 
 // Watcher wakes its owner when followed names change, and when anything is
-// mounted or unmounted, since a mount over a name is no event in its directory.
+// mounted or unmounted, since a mount over a name is not an event in its directory.
 // It is an [Evidence]. It watches directories by inotify(7) itself and not by a
 // library: whether a file was renamed or written to its name, which decides
 // how soon it can be trusted, is what portable libraries do not tell.
@@ -97,7 +97,7 @@ func (w *Watcher) Close() {
 
 // Follow implements Evidence. A directory that is not there is waited for, in
 // the nearest one above it that is. It is cheap to call again: the kernel knows
-// a directory that it watches, and one that was made anew is another.
+// a directory that it watches, and a recreated directory is a different one.
 func (w *Watcher) Follow(names []string) {
 	w.mu.Lock()
 	defer w.mu.Unlock()

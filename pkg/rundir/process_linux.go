@@ -13,13 +13,13 @@ import (
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/internal/safefile"
 )
 
-// Name is what lists of processes have for a daemon, whatever the file of its program is called.
+// Name is a daemon's name in lists of processes, whatever its program file is called.
 const Name = "k2s-dnsbpf"
 
-// SetName gives this process a name in lists of processes. That it may not, in a container, is no harm.
+// SetName gives this process a name in lists of processes. Failures, as in a container, are harmless.
 func SetName(name string) { _ = os.WriteFile("/proc/self/comm", []byte(name), 0o644) }
 
-// NameOf is what lists of processes have for one; "" if it is gone.
+// NameOf returns a process's name in lists of processes; "" if it is gone.
 func NameOf(pid int) string {
 	name, err := safefile.ReadFile(context.Background(), fmt.Sprintf("/proc/%d/comm", pid), 64)
 	if err != nil {
@@ -33,7 +33,7 @@ func Terminate(pid int) error {
 	return errors.Join(Signal(pid, unix.SIGTERM), Signal(pid, unix.SIGCONT))
 }
 
-// Signal sends a signal. One that has ended gets none, which is no error.
+// Signal sends a signal. It is not an error if the process has ended.
 func Signal(pid int, signal unix.Signal) error {
 	if pid <= 0 { // kill(2) would take that for a group
 		return errors.New("the process can't be seen from here: run this where it was started, such as in its container")
@@ -62,7 +62,7 @@ func AwaitEnd(pid int, limit time.Duration) bool {
 // GuardianName is Name for a guardian.
 const GuardianName = "k2s-guardian"
 
-// IsOurs reports whether a process calls itself what ours do. It is for what is said to people: who owns something is known
+// IsOurs reports whether a process has the name of one of ours. It is only for messages: who owns something is known
 // by what it holds.
 func IsOurs(pid int) bool {
 	name := NameOf(pid)

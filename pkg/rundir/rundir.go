@@ -28,7 +28,7 @@ var (
 	ErrElsewhere = errors.New("another daemon is attached")
 )
 
-// Lock returns the path of the host's lock: whoever has it is a daemon, or a command at work.
+// Lock returns the path of the host's lock, which a daemon has, or a command in progress.
 func Lock(c config.Config) string { return filepath.Join(c.RunDir, "lock") }
 
 // stateLock is the lock of the state directory, which a daemon has as well: two with different run directories must not

@@ -42,7 +42,7 @@ func TryLock(path string) (*Locked, error) {
 	for attempt := 0; ; attempt++ {
 		l, err := tryLock(path)
 		if (errors.Is(err, errNoHolder) || errors.Is(err, fs.ErrNotExist)) && attempt < lockAttempts {
-			// Somebody who only asks who holds it, see Holder, or who has just got it; or somebody who, at his end,
+			// Another process that only looks for the holder, see Holder, or that has just got it; or one that, at its end,
 			// removed the directory between our making it and the file.
 			time.Sleep(lockPoll)
 			continue

@@ -1,2 +1,2 @@
-// Package peer knows who is on the other side of a Unix socket, and how many of them are let in.
+// Package peer identifies the other side of a Unix socket and limits the number of connections.
 package peer

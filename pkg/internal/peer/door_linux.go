@@ -91,7 +91,7 @@ func (g *Guest) Close() error {
 	return g.UnixConn.Close()
 }
 
-// Of returns who is on the other side of a connection (SO_PEERCRED, unix(7)): for a client, who began to listen.
+// Of returns the process at the other end of a connection (SO_PEERCRED, unix(7)); for a client, the one that called listen.
 func Of(connection *net.UnixConn) (*unix.Ucred, error) {
 	raw, err := connection.SyscallConn()
 	if err != nil {

@@ -101,7 +101,7 @@ func tcp(source, destination netip.AddrPort, control byte, data []byte, options 
 	return append(frame[:at-UDPLength], segment...)
 }
 
-// RefreshChecksums returns a copy of a plain UDP frame with both checksums computed anew; a UDP checksum of zero stays.
+// RefreshChecksums returns a copy of a plain UDP frame with both checksums recomputed; a UDP checksum of zero stays.
 func RefreshChecksums(frame []byte) []byte {
 	fresh := slices.Clone(frame)
 	packet := fresh[EthernetLength:]

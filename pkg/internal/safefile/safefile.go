@@ -17,7 +17,7 @@ import (
 var (
 	// ErrTooLarge says that a file is longer than its reader allows.
 	ErrTooLarge = errors.New("file is too large")
-	// ErrNotRegular says that a file was not opened since it is none that one reads: a directory, FIFO, socket or device.
+	// ErrNotRegular says that a file was not opened because it is not a regular file but a directory, FIFO, socket or device.
 	ErrNotRegular = errors.New("not a regular file")
 	// ErrHangs says that a read did not come back, as on a file system whose server is gone. It goes with an error of the
 	// context.
@@ -28,7 +28,7 @@ var (
 const Patience = 5 * time.Second
 
 // ReadFile reads a regular file of at most limit octets, through symbolic links. Errors are *fs.PathError, and may be
-// ErrTooLarge, ErrNotRegular or ErrHangs. Of /proc and /sys, which have no lengths, it reads what there is.
+// ErrTooLarge, ErrNotRegular or ErrHangs. Files of /proc and /sys, which have no length, are read to their end.
 func ReadFile(ctx context.Context, path string, limit int64) ([]byte, error) {
 	return Read(ctx, path, limit, func() (*os.File, error) { return Open(path) })
 }

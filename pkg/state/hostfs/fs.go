@@ -60,7 +60,7 @@ type File interface {
 	Write(p []byte) (int, error)
 	// Reserve makes sure that writes up to size bytes from the start find
 	// room; the file does not get longer by it. A file system that can't
-	// reserve is no failure.
+	// reserve is not a failure.
 	Reserve(size int64) error
 	Truncate(size int64) error
 	Chmod(mode fs.FileMode) error
@@ -198,7 +198,7 @@ func Padded(data []byte, size int) []byte {
 	return append(slices.Clip(data), bytes.Repeat([]byte{'\n'}, size-len(data))...)
 }
 
-// RemoveIfExists removes name; that it isn't there is no failure.
+// RemoveIfExists removes name; it is not a failure if it does not exist.
 func RemoveIfExists(fsys FS, name string) error {
 	if err := fsys.Remove(name); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
