@@ -129,7 +129,7 @@ func TestCorefileZones(t *testing.T) {
 		{"variable", ".:53 {\n kubernetes {$DOMAIN} cluster.local\n}", "cluster.local", "", "zone {$DOMAIN} is known to CoreDNS only"},
 		{"variable of another system", "{%DOMAIN%}:53 a.test {\n file db\n}", "a.test", "", "zone {%DOMAIN%}:53 is known"},
 		{"variable elsewhere", ".:53 {\n kubernetes cluster.local {\n endpoint {$API}\n }\n forward . {$UPSTREAM}\n}", "cluster.local", "", ""},
-		{"odd name", `.:53 {` + "\n" + ` kubernetes cluster.local a..b` + "\n}", "cluster.local", "", `"a..b" is no name`},
+		{"odd name", `.:53 {` + "\n" + ` kubernetes cluster.local a..b` + "\n}", "cluster.local", "", `"a..b" is not a name`},
 		{"comments and quotes", "# cluster.example\n\".:53\" { # x\n kubernetes \"cluster.local\" # c.test\n log . \"a # b\"\n}", "cluster.local", "", ""},
 		{"twice", ".:53 {\n kubernetes cluster.local\n kubernetes k2s.test cluster.local\n}", "cluster.local k2s.test", "", ""},
 		{"import as an argument", ".:53 {\n kubernetes cluster.local\n log import\n}", "cluster.local", "", ""},

@@ -240,14 +240,20 @@ func (h *host) status() report {
 	return r
 }
 
-// healthy is the report of an attached host that must be well. On a busy machine the daemon may need more than the second that
-// status gives it.
-func (h *host) healthy() report {
+// answered is the report of a daemon that lives. On a busy machine that may need more than the second that status gives it.
+func (h *host) answered() report {
 	h.t.Helper()
 	r := h.status()
 	for end := time.Now().Add(patience); len(r.Problems) == 1 && strings.HasPrefix(r.Problems[0], "the daemon does not answer within") && time.Now().Before(end); {
 		r = h.status()
 	}
+	return r
+}
+
+// healthy is the report of an attached host that must be well.
+func (h *host) healthy() report {
+	h.t.Helper()
+	r := h.answered()
 	if !r.Attached || !r.Healthy || r.PID == 0 {
 		h.t.Fatalf("not attached and healthy: %+v", r)
 	}
@@ -275,9 +281,9 @@ func (h *host) signal(name string, pids ...int) {
 // has put the resolver file back then.
 func (h *host) kill() {
 	h.t.Helper()
-	r := h.status()
+	r := h.answered()
 	if r.PID == 0 {
-		h.t.Fatal("no daemon to kill")
+		h.t.Fatalf("no daemon to kill: %+v", r)
 	}
 	h.signal("KILL", r.PID)
 	h.ended(r.PID, r.Guardian.PID)
@@ -286,7 +292,7 @@ func (h *host) kill() {
 // killBoth ends the daemon and its guardian at once, so that neither can do anything about it.
 func (h *host) killBoth() {
 	h.t.Helper()
-	r := h.status()
+	r := h.answered()
 	if r.PID == 0 || r.Guardian.PID == 0 {
 		h.t.Fatalf("no daemon or no guardian to kill: %+v", r)
 	}

@@ -101,7 +101,7 @@ func TestImage(t *testing.T) {
 	})
 	resolve(t, h.Host(), hostDNS, lab.Backend, lab.Backend4)
 	resolve(t, h.Host(), hostDNS, lab.WWW, lab.WWW4)
-	h.signal("TERM", h.status().PID)
+	h.signal("TERM", h.answered().PID)
 	eventually(t, "it has ended", func() error {
 		if r := h.status(); r.Attached || len(r.Problems) > 0 {
 			return fmt.Errorf("%+v: %s", r, read(t, log))

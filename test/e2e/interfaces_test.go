@@ -92,7 +92,7 @@ func TestKubeSwitchIsAdded(t *testing.T) {
 			if r := h.status(); r.Healthy != (args == nil) || args != nil && !strings.Contains(r.Problems[0], lab.KubeSwitch4) {
 				t.Errorf("problems: %v", r.Problems)
 			}
-			pid := h.status().PID
+			pid := h.answered().PID
 			served := func(what, iface string) {
 				t.Helper()
 				eventually(t, what, func() error {
