@@ -24,6 +24,8 @@ const (
 	healthTick    = 200 * time.Millisecond
 	healthTimeout = 250 * time.Millisecond
 	healthTries   = 2
+	// lastTries is healthTries for the last endpoint that is alive: a slow answer is better than none.
+	lastTries = 4
 
 	// suspectAfter is how long a steered query may wait before its endpoint is probed.
 	suspectAfter = 100 * time.Millisecond
@@ -149,8 +151,10 @@ func (h *health) learn(address netip.AddrPort, answered bool) (changed bool) {
 	state.failed++
 	switch {
 	case state.failed < healthTries:
-	case !state.dead && h.heard.After(state.since) && h.isLast(state):
-		state.failed, state.since = healthTries-1, state.askedAt
+	case state.dead:
+	case h.isLast(state) && state.failed < lastTries:
+	case h.isLast(state) && h.heard.After(state.since):
+		state.failed, state.since = lastTries-1, state.askedAt
 	default:
 		state.dead = true
 	}

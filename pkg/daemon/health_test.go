@@ -60,7 +60,7 @@ func TestLostWhileSilent(t *testing.T) {
 			t.Errorf("severed %v, want %v", severed, wantSevered)
 		}
 	}
-	for _, failures := range []int{1, healthTries} { // suspected, and dead
+	for _, failures := range []int{1, lastTries} { // suspected, and dead
 		for range failures {
 			h.due(now.after(healthTick), all, nil)
 			h.learn(endpointA, false)
@@ -74,8 +74,9 @@ func TestLostWhileSilent(t *testing.T) {
 }
 
 func TestHealthDeadAfterTwoFailures(t *testing.T) {
-	h, now, all := newHealth(), newClock(), []netip.AddrPort{endpointA}
-	wantDue(t, h, now.now, all, nil, endpointA) // a new one at once
+	h, now, all := newHealth(), newClock(), []netip.AddrPort{endpointA, endpointB}
+	wantDue(t, h, now.now, all, nil, all...) // new ones at once
+	learn(t, h, endpointB, true, false, false)
 	learn(t, h, endpointA, false, false, false)
 	// It is asked again with the next tick, without a suspicion.
 	wantDue(t, h, now.after(healthTick), all, nil, endpointA)
@@ -89,10 +90,23 @@ func TestHealthDeadAfterTwoFailures(t *testing.T) {
 	wantDue(t, h, now.after(healthTick), all, nil, endpointA)
 	learn(t, h, endpointA, true, true, false)
 	wantDue(t, h, now.after(healthTick), all, nil)
-	wantDue(t, h, now.after(idleProbe), all, nil, endpointA)
+	wantDue(t, h, now.after(idleProbe), all, nil, all...)
+	learn(t, h, endpointB, true, false, false)
 	learn(t, h, endpointA, false, false, false)
 	wantDue(t, h, now.after(healthTick), all, nil, endpointA)
 	learn(t, h, endpointA, false, true, true)
+}
+
+// TestHealthOfTheOnlyOne: nobody answers in its place, so it gets more time.
+func TestHealthOfTheOnlyOne(t *testing.T) {
+	h, now, all := newHealth(), newClock(), []netip.AddrPort{endpointA}
+	for n := 1; n <= lastTries; n++ {
+		wantDue(t, h, now.after(healthTick), all, nil, endpointA)
+		last := n == lastTries
+		learn(t, h, endpointA, false, last, last)
+	}
+	wantDue(t, h, now.after(healthTick), all, nil, endpointA)
+	learn(t, h, endpointA, true, true, false)
 }
 
 // While clients are answered, the last one that lives is only slow.
@@ -176,9 +190,9 @@ func TestHealthForgets(t *testing.T) {
 	h, now := newHealth(), newClock()
 	kill := func() {
 		t.Helper()
-		for i := range healthTries {
+		for i := range lastTries {
 			wantDue(t, h, now.after(healthTick), []netip.AddrPort{endpointA}, nil, endpointA)
-			learn(t, h, endpointA, false, i == healthTries-1, i == healthTries-1)
+			learn(t, h, endpointA, false, i == lastTries-1, i == lastTries-1)
 		}
 	}
 	kill()
