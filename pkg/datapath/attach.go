@@ -369,8 +369,11 @@ func unpinLink(pin string) error {
 	if errors.Is(err, os.ErrNotExist) {
 		return nil
 	}
+	if lacksDescriptors(err) || errors.Is(err, unix.EPERM) {
+		return fmt.Errorf("open pinned link: %w", err)
+	}
 	if err != nil {
-		return errors.Join(fmt.Errorf("open pinned link: %w", err), os.Remove(pin))
+		return os.Remove(pin) // it is no link
 	}
 	if info, err := pinned.Info(); err == nil {
 		// Without permission to inspect programs, the name of the pin has to suffice.

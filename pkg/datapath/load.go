@@ -155,7 +155,35 @@ func (d *Datapath) load() error {
 	if err := d.makeDirs(); err != nil {
 		return err
 	}
+	if err := d.dropStrangePins(); err != nil {
+		return err
+	}
 	return loadDnsbpfObjects(&d.objects, &ebpf.CollectionOptions{Maps: ebpf.MapOptions{PinPath: d.mapDir()}})
+}
+
+// dropStrangePins removes what has the place of a map's pin and is no map: a dead daemon could not look after its pins.
+func (d *Datapath) dropStrangePins() error {
+	entries, err := os.ReadDir(d.mapDir())
+	if err != nil {
+		return fmt.Errorf("read pin directory: %w", err)
+	}
+	for _, entry := range entries {
+		path := filepath.Join(d.mapDir(), entry.Name())
+		if !strings.HasPrefix(entry.Name(), mapPrefix) {
+			continue
+		}
+		_, err := pinnedMapID(path)
+		if err == nil {
+			continue
+		}
+		if lacksDescriptors(err) || errors.Is(err, unix.EPERM) {
+			return err
+		}
+		if err := os.Remove(path); err != nil {
+			return fmt.Errorf("remove what is no map: %w", err)
+		}
+	}
+	return nil
 }
 
 // CheckLoad reports whether the kernel takes the programs. Nothing is pinned or attached.

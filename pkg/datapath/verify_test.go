@@ -280,6 +280,31 @@ func TestVerifyFilters(t *testing.T) {
 	}
 }
 
+// TestStrangePins: whatever has the place of a dead daemon's pins, the next one loads.
+func TestStrangePins(t *testing.T) {
+	pinDir := newNamespace(t)
+	d := load(t, Options{PinDir: pinDir, TrafficControl: &filters{}})
+	maps := filepath.Join(pinDir, "maps")
+	usurp(t, d.objects.DnsFromHost, filepath.Join(maps, "dns_zones"))
+	usurp(t, d.objects.DnsStats, filepath.Join(maps, "dns_flows"))
+	remove(t, filepath.Join(maps, "dns_config"))
+	if err := os.Mkdir(filepath.Join(maps, "dns_config"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	usurp(t, d.objects.DnsStats, filepath.Join(pinDir, "links", string(FromClient)+"-eth9-ingress"))
+	if err := d.Close(); err != nil {
+		t.Fatal(err)
+	}
+	next := load(t, Options{PinDir: pinDir, TrafficControl: &filters{}})
+	replaceAttachments(t, next, Attachment{FromHost, "lo", loIfindex, true})
+	if wrong := next.Verify(); len(wrong) != 0 {
+		t.Errorf("said %q", wrong)
+	}
+	if left := listPins(t, pinDir); slices.Contains(left, string(FromClient)+"-eth9-ingress") {
+		t.Errorf("left: %q", left)
+	}
+}
+
 // TestForeignPins: what others have pinned in our directory is neither listed nor detached nor removed, whatever its name.
 func TestForeignPins(t *testing.T) {
 	needTCX(t)
