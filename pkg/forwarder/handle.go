@@ -91,43 +91,68 @@ func (s *Server) resolve(ctx context.Context, c *clientQuery) ([]byte, failure) 
 		c.zone = servers.zone
 		c.passThrough = true
 		s.counters.cluster.Add(1)
-	} else {
-		switch {
-		case err != nil:
-			s.counters.malformed.Add(1)
-			return rejectReply(c.raw, &c.question, dns.RcodeFormatError), failure{}
-		case c.recs.hasOPT && c.recs.opt.version != 0: // RFC 6891 section 6.1.3
-			return failureReply(c, failure{rcode: dns.RcodeBadVers}), failure{}
-		}
-		s.counters.external.Add(1)
-		if isProbe(&c.question) {
-			s.loops.markCame(c.question.text())
-			return probeReply(c, s.probeID), failure{}
-		}
-		if c.question.qtype == dns.TypeAXFR || c.question.qtype == dns.TypeIXFR {
-			return failureReply(c, failTransfer()), failure{}
-		}
-		// RFC 8945 section 5.5: what is signed with a key that is not ours
-		// is forwarded unchanged.
-		c.passThrough = c.recs.signed
+	} else if reply := s.screen(c, err); reply != nil {
+		return reply, failure{}
 	}
 
-	if table == nil {
+	switch {
+	case table == nil:
 		return nil, failNotReady()
-	}
-	if len(servers.servers) == 0 {
-		if inZone {
-			return nil, failNoEndpoint(c.zone, table.unserved)
-		}
+	case len(servers.servers) == 0 && inZone:
+		return nil, failNoEndpoint(c.zone, table.unserved)
+	case len(servers.servers) == 0:
 		return nil, failNoUpstream()
 	}
+	res, err := s.askRouted(ctx, c, table, servers)
+	switch {
+	case errors.Is(err, errLoop):
+		s.noteLoop(c)
+		return nil, failLoop()
+	case errors.Is(err, errEvicted):
+		s.counters.refused.Add(1)
+		return failureReply(c, failOverload()), failure{}
+	case err != nil:
+		return nil, failExchange(c.zone, err)
+	}
+	reply, err := clientReply(c, res)
+	if err != nil {
+		return nil, failExchange(c.zone, err)
+	}
+	return reply, failure{}
+}
+
+// screen judges a query for a name outside the cluster. It returns the reply to one that is not forwarded; unreadable is the error
+// of reading its records.
+func (s *Server) screen(c *clientQuery, unreadable error) []byte {
+	switch {
+	case unreadable != nil:
+		s.counters.malformed.Add(1)
+		return rejectReply(c.raw, &c.question, dns.RcodeFormatError)
+	case c.recs.hasOPT && c.recs.opt.version != 0: // RFC 6891 section 6.1.3
+		return failureReply(c, failure{rcode: dns.RcodeBadVers})
+	}
+	s.counters.external.Add(1)
+	if isProbe(&c.question) {
+		s.loops.markCame(c.question.text())
+		return probeReply(c, s.probeID)
+	}
+	if c.question.qtype == dns.TypeAXFR || c.question.qtype == dns.TypeIXFR {
+		return failureReply(c, failTransfer())
+	}
+	// RFC 8945 section 5.5: what is signed with a key that is not ours
+	// is forwarded unchanged.
+	c.passThrough = c.recs.signed
+	return nil
+}
+
+// askRouted asks the servers of a table, and those of the next one if they are replaced meanwhile.
+func (s *Server) askRouted(ctx context.Context, c *clientQuery, table *table, servers *group) (*response, error) {
+	inZone := c.zone != ""
 	hash := s.loops.hash(&c.question)
 	back, open := s.loops.comesBack(hash, c.from)
 	if back || open && inZone { // beside cluster DNS there is nobody else
-		s.noteLoop(c)
-		return nil, failLoop()
+		return nil, errLoop
 	}
-
 	out := newOutgoing(c, hash)
 	out.shareable = out.shareable && !open
 	res, err := s.ask(ctx, &request{outgoing: out, servers: servers, pace: &table.pace, gone: c.gone})
@@ -137,22 +162,7 @@ func (s *Server) resolve(ctx context.Context, c *clientQuery) ([]byte, failure) 
 			res, err = s.ask(ctx, &request{outgoing: out, servers: others, pace: &now.pace, gone: c.gone})
 		}
 	}
-	if errors.Is(err, errLoop) {
-		s.noteLoop(c)
-		return nil, failLoop()
-	}
-	if errors.Is(err, errEvicted) {
-		s.counters.refused.Add(1)
-		return failureReply(c, failOverload()), failure{}
-	}
-	if err != nil {
-		return nil, failExchange(c.zone, err)
-	}
-	reply, err := clientReply(c, res)
-	if err != nil {
-		return nil, failExchange(c.zone, err)
-	}
-	return reply, failure{}
+	return res, err
 }
 
 // fail counts and logs a failure and returns the answer that says so.
