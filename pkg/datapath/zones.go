@@ -89,7 +89,7 @@ func (k zoneKey) hash() uint64 {
 // in one step from its old group of endpoints to the new one. A zone without a backend of the query's address family
 // is passed to the stack. Names outside the zones are steered to fallback, if there is any, while the daemon is dead.
 // Each of trials is a zone that has one endpoint for itself, so that the way to it can be tried.
-func (d *Datapath) ReplaceZones(zones []string, backends, fallback []Backend, trials map[string]Backend) (err error) {
+func (d *Datapath) ReplaceZones(zones []string, backends, fallback []Backend, trials map[string]Backend) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 
@@ -98,11 +98,16 @@ func (d *Datapath) ReplaceZones(zones []string, backends, fallback []Backend, tr
 		return nil
 	}
 	d.written.steered = nil
-	defer func() {
-		err = errors.Join(err, remember[uint64, dnsbpfDnsZone](d, d.objects.DnsZones), remember[dnsbpfDnsBackendKey, dnsbpfDnsBackend](d, d.objects.DnsBackends))
-	}()
-	tried := slices.Sorted(maps.Keys(trials))
-	keys, shapes, err := zoneKeys(slices.Concat(zones, tried))
+	err := d.replaceZones(now)
+	if err == nil {
+		d.written.steered = &now
+	}
+	return errors.Join(err, remember[uint64, dnsbpfDnsZone](d, d.objects.DnsZones), remember[dnsbpfDnsBackendKey, dnsbpfDnsBackend](d, d.objects.DnsBackends))
+}
+
+func (d *Datapath) replaceZones(now steered) error {
+	tried := slices.Sorted(maps.Keys(now.trials))
+	keys, shapes, err := zoneKeys(slices.Concat(now.zones, tried))
 	if err != nil {
 		return err
 	}
@@ -119,17 +124,17 @@ func (d *Datapath) ReplaceZones(zones []string, backends, fallback []Backend, tr
 		maps.Copy(keys, switched)
 		return nil
 	}
-	if err := write(zones, cluster, backends, 0); err != nil {
+	if err := write(now.zones, cluster, now.backends, 0); err != nil {
 		return err
 	}
 	for i, zone := range tried {
-		if err := write([]string{zone}, rescue+1+uint32(i), []Backend{trials[zone]}, 0); err != nil {
+		if err := write([]string{zone}, rescue+1+uint32(i), []Backend{now.trials[zone]}, 0); err != nil {
 			return err
 		}
 	}
 	root := zoneKey{length: 1}
-	if _, steered := keys[root.hash()]; len(fallback) > 0 && !steered {
-		if err := write([]string{""}, rescue, fallback, zoneFallback); err != nil {
+	if _, steered := keys[root.hash()]; len(now.fallback) > 0 && !steered {
+		if err := write([]string{""}, rescue, now.fallback, zoneFallback); err != nil {
 			return err
 		}
 	}
@@ -145,11 +150,7 @@ func (d *Datapath) ReplaceZones(zones []string, backends, fallback []Backend, tr
 	if err != nil {
 		return err
 	}
-	if err := d.dropUnusedGroups(); err != nil {
-		return err
-	}
-	d.written.steered = &now
-	return nil
+	return d.dropUnusedGroups()
 }
 
 // written is what the maps were written from last; nil where that failed, or was never done. The same again is not written.

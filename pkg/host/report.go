@@ -53,9 +53,12 @@ func ReportDatapath(report *status.Report, c config.Config, journal *state.Journ
 			report.Problems = append(report.Problems, program.Name+" is no longer attached: interface "+program.Interface+" is gone")
 		}
 	}
-	if report.Datapath.Pinned == "" {
-		return // who attached them may know the counters
+	if report.Datapath.Pinned != "" { // else who attached them may know the counters
+		fillCounters(report, c)
 	}
+}
+
+func fillCounters(report *status.Report, c config.Config) {
 	counters, err := datapath.PinnedCounters(c.BPFFS)
 	if err != nil {
 		report.Problems = append(report.Problems, err.Error())
