@@ -72,9 +72,12 @@ the host uses now. Returns once the host resolves names through it; the daemon s
 // retryAttach is the interval at which an attach that meets another one in progress tries again.
 const retryAttach = 100 * time.Millisecond
 
+// hangPatience is how long an attach asks a daemon that does not answer: on a busy host it may be slow.
+const hangPatience = 5 * time.Second
+
 // attachOrReload attaches, or passes the settings to the attached daemon, and returns the daemon's message.
 func attachOrReload(ctx context.Context, c config.Config) (said string, err error) {
-	deadline := time.After(c.Wait)
+	begin, deadline := time.Now(), time.After(c.Wait)
 	replaced := false
 	for {
 		said, err := attachInBackground(ctx, c)
@@ -101,6 +104,7 @@ func attachOrReload(ctx context.Context, c config.Config) (said string, err erro
 			return "already attached: switched to the new settings", nil
 		case err == nil:
 			return "already attached", nil
+		case errors.Is(err, control.ErrHangs) && time.Since(begin) < hangPatience:
 		case !errors.Is(err, control.ErrNotServing):
 			return "", err
 		}
