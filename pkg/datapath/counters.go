@@ -21,7 +21,7 @@ type Counters struct {
 	LatencyMicrosecondsLog2 []uint64 `json:"latencyMicrosecondsLog2"`
 }
 
-// Steered is the number of queries sent to an endpoint, or to a former server while the daemon is dead.
+// Steered is the number of queries sent to an endpoint, or to an upstream server while the daemon is dead.
 func (c Counters) Steered() uint64 { return c.sum("steered") }
 
 // Answered is the number of queries that the kernel made a reply of.

@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-// fallbackOf is a family whose queries go to the host's former servers.
+// fallbackOf is a family whose queries go to the host's upstream servers.
 func fallbackOf(f family) family {
 	f.backend, f.nat = netip.MustParseAddrPort("192.0.2.53:53"), netip.MustParseAddr("192.0.2.1")
 	if f.client.Addr().Is6() {
@@ -174,7 +174,7 @@ func TestFallbackEndpoints(t *testing.T) {
 }
 
 // A pod asks CoreDNS, and where another server has the port it is that one that is asked: they live on without the daemon,
-// and know names that the host's former servers do not.
+// and know names that the host's upstream servers do not.
 func TestFallbackScopes(t *testing.T) {
 	h := newHarness(t)
 	h.replaceFallback(t, []string{testZone}, defaultBackends(), fallbackBackends())

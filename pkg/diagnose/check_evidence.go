@@ -55,7 +55,7 @@ type Carrier string
 // The carriers.
 const (
 	Kernel    Carrier = "kernel"    // steered to CoreDNS
-	Fallback  Carrier = "fallback"  // steered to a former server of the host, since the daemon is dead
+	Fallback  Carrier = "fallback"  // steered to an upstream server of the host, since the daemon is dead
 	Forwarder Carrier = "forwarder" // ours, in user space
 	Direct    Carrier = "direct"    // nobody: it goes to the server that the resolver file names
 )

@@ -23,7 +23,7 @@ var (
 type KernelVerdict struct {
 	Reason   string // by its name in reasons.h; empty if it does not look at such packets
 	Steered  bool
-	Fallback bool // steered to a former server of the host
+	Fallback bool // steered to an upstream server of the host
 }
 
 // KernelView asks the attached programs.

@@ -86,7 +86,7 @@ func (e Evidence) resolverStep() Step {
 func (e Evidence) pathStep(q Query) Step {
 	text := map[Carrier]string{
 		Kernel:    "the kernel steers it to CoreDNS",
-		Fallback:  "the kernel steers it to a former server of the host, since the daemon is dead",
+		Fallback:  "the kernel steers it to an upstream server of the host, since the daemon is dead",
 		Forwarder: "the forwarder takes it",
 		Direct:    "nothing of k2s-dnsbpf takes it: it goes to " + q.Reply.Server.String(),
 	}[q.Path.Carrier]

@@ -429,7 +429,7 @@ func TestConclude(t *testing.T) {
 			external(), func(e *Evidence) {
 				e.Queries[0].Reply = rcode(dns.RcodeServerFailure)
 				e.Upstreams = []Reply{failed(silent()).of(oldDNS).tcp(silent())}
-			}, CauseUpstreams, "DNS is broken for external names: no former server of this host answers: 192.0.2.53:53 (no reply)",
+			}, CauseUpstreams, "DNS is broken for external names: no upstream server of this host answers: 192.0.2.53:53 (no reply)",
 		},
 		"forwarder down": {
 			external(), func(e *Evidence) { e.Queries[0].Reply = failed(refused()) }, CauseOwnPath,

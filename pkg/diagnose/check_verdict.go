@@ -295,7 +295,7 @@ func (e Evidence) upstreamsBroken(q Query) judgement {
 	case len(e.Upstreams) == 0:
 		return judge(CauseUpstreams, "DNS is broken: no server for external names is known: look at k2s-dnsbpf status")
 	}
-	return judge(CauseUpstreams, "DNS is broken for external names: no former server of this host answers: %s (%s)",
+	return judge(CauseUpstreams, "DNS is broken for external names: no upstream server of this host answers: %s (%s)",
 		servers(e.Upstreams), e.Upstreams[0].why())
 }
 

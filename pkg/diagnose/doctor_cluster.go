@@ -93,7 +93,7 @@ func checkDocker(f Facts) []Finding {
 	}}
 }
 
-const coreDNSFix = "let its Corefile forward to the host's former servers, such as those in the file for pods, and restart its pods"
+const coreDNSFix = "let its Corefile forward to the host's upstream servers, such as those in the file for pods, and restart its pods"
 
 // checkCoreDNS finds a cluster DNS that would forward queries to their sender.
 func checkCoreDNS(f Facts) []Finding {

@@ -39,7 +39,7 @@ func (s *Server) noteLoop(c *clientQuery) {
 	}
 	remedy := "an upstream forwards to this host: name other servers with --upstream"
 	if c.zone != "" {
-		remedy = "cluster DNS forwards to this host: let its Corefile forward to the host's former servers, such as those in kubelet-resolv.conf"
+		remedy = "cluster DNS forwards to this host: let its Corefile forward to the host's upstream servers, such as those in kubelet-resolv.conf"
 	}
 	s.log.Warn("a query came back, answered SERVFAIL", zap.String("qname", loop.Name), zap.Stringer("from", loop.From), zap.String("remedy", remedy))
 }

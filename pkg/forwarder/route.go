@@ -28,7 +28,7 @@ type Routes struct {
 	// no more to say.
 	Unserved string
 
-	// Upstreams are the former servers of the host, in order of preference.
+	// Upstreams are the upstream servers of the host, in order of preference.
 	// IPv6 zone ids (fe80::1%eth0) are kept and dialled.
 	Upstreams []netip.AddrPort
 

@@ -278,7 +278,7 @@ func TestCheckResolver(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	h.check("www.example.com.", "upstreams", "no former server of this host answers: 192.0.2.53:53, 192.0.2.54:53 (connection refused)")
+	h.check("www.example.com.", "upstreams", "no upstream server of this host answers: 192.0.2.53:53, 192.0.2.54:53 (connection refused)")
 	for _, s := range h.outside() {
 		if err := s.Start(ctx); err != nil {
 			t.Fatal(err)

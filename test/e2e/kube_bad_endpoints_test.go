@@ -19,7 +19,7 @@ func TestKubernetesBadEndpoints(t *testing.T) {
 	outside := queries(t, h.outside()...)
 	good := []string{lab.CoreDNS1v4}
 	for _, bad := range []string{
-		lab.KubeSwitch4, lab.External0, "172.20.255.255", // an own address, a former server, a broadcast address
+		lab.KubeSwitch4, lab.External0, "172.20.255.255", // an own address, an upstream server, a broadcast address
 		"0.0.0.1", "240.0.0.1", "255.255.255.255", // which no apiserver refuses
 	} {
 		setEndpoints(t, c, bad, lab.CoreDNS0v4)

@@ -142,7 +142,7 @@ func TestLibvirt(t *testing.T) {
 		h := h.in(t)
 		h.kill()
 		begin := h.status().Reasons["shared"]
-		eventually(t, "other names are not steered past dnsmasq, which asks the former servers again", func() error {
+		eventually(t, "other names are not steered past dnsmasq, which asks the upstream servers again", func() error {
 			if status, answer := lookUp(t, h.Worker(), lab.WWW); answer != lab.WWW4 {
 				return fmt.Errorf("%s %s", status, answer)
 			}
@@ -173,7 +173,7 @@ func TestLibvirt(t *testing.T) {
 	h.detach()
 	h.unchanged(before)
 	wantAnswer(t, h.Worker(), lab.VM4, lab.VM)
-	eventually(t, "dnsmasq asks the former servers again", func() error {
+	eventually(t, "dnsmasq asks the upstream servers again", func() error {
 		if status, answer := lookUp(t, h.Worker(), lab.WWW); answer != lab.WWW4 {
 			return fmt.Errorf("%s %s", status, answer)
 		}

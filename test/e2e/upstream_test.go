@@ -113,7 +113,7 @@ func TestOneCoreDNSDead(t *testing.T) {
 	}
 }
 
-// TestUpstreams: names outside are asked of the former servers, in their order, and of the next when one is silent or
+// TestUpstreams: names outside are asked of the upstream servers, in their order, and of the next when one is silent or
 // gone.
 func TestUpstreams(t *testing.T) {
 	h := raise(t, lab.Options{})
