@@ -393,7 +393,7 @@ func TestRouteChangesAfterFlood(t *testing.T) {
 	h.signal("STOP", pid)
 	sh(t, h.Host(), `seq 20000 | sed 's|.*|route add 198.18.0.0/24 dev vsecond metric &|' | ip -batch -
 		ip route add `+lab.CoreDNS0v4+`/32 dev vsecond
-		i=0; while [ $i -lt 300 ]; do ip link set vsecond alias a$i; ip address add 10.98.0.1/32 dev vsecond; ip address del 10.98.0.1/32 dev vsecond; i=$((i+1)); done`)
+		seq 300 | sed 's|.*|link set vsecond alias a&\naddress add 10.98.0.1/32 dev vsecond\naddress del 10.98.0.1/32 dev vsecond|' | ip -batch -`)
 	h.signal("CONT", pid)
 	at := func(iface string) {
 		t.Helper()
