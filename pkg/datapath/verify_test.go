@@ -14,6 +14,7 @@ import (
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/asm"
+	"github.com/cilium/ebpf/btf"
 	"github.com/cilium/ebpf/link"
 	"golang.org/x/sys/unix"
 
@@ -385,5 +386,70 @@ func TestGhosts(t *testing.T) {
 	}
 	if got := attached(); len(got) != 0 {
 		t.Errorf("after Detach: %q", got)
+	}
+}
+
+// TestGhostOfFormerVersion: a program that had another name in an earlier version is found, and taken over or away.
+func TestGhostOfFormerVersion(t *testing.T) {
+	pinDir := newNamespace(t)
+	eth := addInterface(t, "eth0")
+	spec, err := loadDnsbpf()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, m := range spec.Maps {
+		m.Pinning = ebpf.PinNone
+	}
+	old := spec.Programs[string(IngressFilter)]
+	old.Name = "dns_guard"
+	btf.FuncMetadata(&old.Instructions[0]).Name = old.Name
+	ghost := func(pin string) {
+		t.Helper()
+		ghosts, err := ebpf.NewCollection(spec.Copy())
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer ghosts.Close()
+		l, err := link.AttachXDP(link.XDPOptions{Program: ghosts.Programs[string(IngressFilter)], Interface: eth, Flags: link.XDPGenericMode})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer l.Close()
+		if err := l.Pin(filepath.Join(filepath.Dir(pinDir), pin)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	attached := func() int {
+		t.Helper()
+		programs, err := Attached(netdev.XDPProgram)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return len(programs)
+	}
+	ghost("away")
+	if got := attached(); got != 1 {
+		t.Fatalf("%d programs attached, want the ghost", got)
+	}
+	programs, err := Attached(netdev.XDPProgram)
+	if err := errors.Join(err, Detach(programs)); err != nil {
+		t.Fatal(err)
+	}
+	if got := attached(); got != 0 {
+		t.Fatalf("after Detach: %d programs attached", got)
+	}
+	ghost("heir")
+	heir := load(t, Options{PinDir: pinDir})
+	filter, err := heir.TryIngressFilter("eth0", eth)
+	if err != nil {
+		t.Fatal(err)
+	}
+	replaceAttachments(t, heir, filter)
+	if got := attached(); got != 1 {
+		t.Errorf("after the next one: %d programs attached", got)
+	}
+	running, err := netdev.XDPProgram(eth)
+	if err != nil || !heir.Loaded(running) {
+		t.Errorf("program %d runs, error %v: want the next one's", running, err)
 	}
 }
