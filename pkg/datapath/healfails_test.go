@@ -18,16 +18,6 @@ func TestHealFails(t *testing.T) {
 	eth := addInterface(t, "eth0")
 	d := inUse(t, pinDir, eth)
 	d.options.TrafficControl = refusing{} // which would take what a kernel without TCX is given
-	detach := func(a Attachment) {
-		t.Helper()
-		l, err := link.NewFromID(linkID(d.links[a]))
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := errors.Join(l.Detach(), l.Close()); err != nil {
-			t.Fatal(err)
-		}
-	}
 	var limit unix.Rlimit
 	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {
 		t.Fatal(err)
@@ -55,7 +45,7 @@ func TestHealFails(t *testing.T) {
 		},
 	} {
 		// No subtest: this thread has the namespaces.
-		detach(c.a)
+		detachLink(t, d, c.a)
 		if err := c.hinder(); err != nil {
 			t.Fatal(err)
 		}

@@ -43,6 +43,18 @@ func steer(t *testing.T, d *Datapath, eth int) {
 	replaceAttachments(t, d, Attachment{FromHost, "lo", loIfindex, true}, Attachment{FromBackend, "eth0", eth, false}, filter)
 }
 
+// detachLink detaches as bpftool does: by a descriptor that is not ours.
+func detachLink(t *testing.T, d *Datapath, a Attachment) {
+	t.Helper()
+	l, err := link.NewFromID(linkID(d.links[a]))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(l.Detach(), l.Close()); err != nil {
+		t.Fatal(err)
+	}
+}
+
 // TestVerify: whatever is taken away is noticed, by its name, and comes back.
 func TestVerify(t *testing.T) {
 	needTCX(t)
@@ -52,14 +64,7 @@ func TestVerify(t *testing.T) {
 	detach := func(a Attachment) func(*testing.T) {
 		return func(t *testing.T) {
 			t.Helper()
-			// As bpftool does: by a descriptor that is not ours.
-			l, err := link.NewFromID(linkID(d.links[a]))
-			if err != nil {
-				t.Fatal(err)
-			}
-			if err := errors.Join(l.Detach(), l.Close()); err != nil {
-				t.Fatal(err)
-			}
+			detachLink(t, d, a)
 		}
 	}
 	empty := func(m *ebpf.Map) func(*testing.T) {
