@@ -10,6 +10,7 @@ import (
 	"os/signal"
 	"path/filepath"
 	"reflect"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -60,7 +61,13 @@ func (s *service) run(cmd *cobra.Command) error {
 
 // StartSuccessor implements daemon.Manager.
 func (s *service) StartSuccessor() (pid int, err error) {
-	program, err := os.Executable() // a package may have replaced the file
+	// By the name that the manager used: a package may have replaced the file, or what that name is a link to.
+	program := os.Args[0]
+	if strings.ContainsRune(program, filepath.Separator) {
+		program = below(s.from, program)
+	} else {
+		program, err = exec.LookPath(program)
+	}
 	if err != nil {
 		return 0, fmt.Errorf("start the successor: %w", err)
 	}

@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"os"
+	"path/filepath"
 	"runtime"
 	"strings"
 	"sync"
@@ -138,6 +139,30 @@ func newNamespace(t *testing.T) {
 	runtime.LockOSThread()
 	if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
 		t.Fatalf("unshare: %v", err)
+	}
+}
+
+// TestMountedNamespace: a namespace without a process is there for as long as it is mounted anywhere.
+func TestMountedNamespace(t *testing.T) {
+	newNamespace(t)
+	if err := unix.Unshare(unix.CLONE_NEWNS); err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
+		t.Fatal(err)
+	}
+	file := filepath.Join(t.TempDir(), "blue")
+	if err := os.WriteFile(file, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Mount("/proc/thread-self/ns/net", file, "", unix.MS_BIND, ""); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = unix.Unmount(file, unix.MNT_DETACH) })
+	mounted := netdev.Namespace()
+	newNamespace(t)
+	if got := netdev.FindNamespace(mounted); got != file {
+		t.Errorf("%s is at %q, want %q", mounted, got, file)
 	}
 }
 

@@ -29,20 +29,15 @@ func Namespace() string {
 	return fmt.Sprintf("%s %d", link, cookie)
 }
 
-// FindNamespace returns a file by which the namespace of that name can be entered: one that "ip netns" has made, or that of a
-// process. It is empty if there is none that this process sees, as after the namespace's end.
+// FindNamespace returns a file by which the namespace of that name can be entered: one that it is mounted on, as "ip netns" and
+// container runtimes do, or that of a process. It is empty if there is none that this process sees, as after the namespace's end.
 func FindNamespace(name string) string {
 	link, _, _ := strings.Cut(name, " ")
-	var here unix.Stat_t
-	if err := unix.Stat("/proc/thread-self/ns/net", &here); err != nil {
-		return ""
-	}
-	named, _ := filepath.Glob("/run/netns/*")
-	for _, path := range named {
-		var stat unix.Stat_t
-		// All namespaces are on one device.
-		if unix.Stat(path, &stat) == nil && stat.Dev == here.Dev && fmt.Sprintf("net:[%d]", stat.Ino) == link {
-			return path
+	// 66 24 0:4 net:[4026532008] /run/netns/blue rw shared:27 - nsfs nsfs rw (proc_pid_mountinfo(5))
+	mounts, _ := os.ReadFile("/proc/thread-self/mountinfo")
+	for line := range strings.Lines(string(mounts)) {
+		if fields := strings.Fields(line); len(fields) > 4 && fields[3] == link {
+			return fields[4]
 		}
 	}
 	processes, _ := filepath.Glob("/proc/[0-9]*/task/[0-9]*/ns/net")

@@ -115,8 +115,9 @@ func TestUpgradeOfService(t *testing.T) {
 	_, unit := unitFile(t, "k2s-dnsbpf.service")
 	before := h.snapshot()
 	told := h.serviceManager()
+	// A link to a directory of each version, as alternatives and Nix have it.
 	const program = "/run/store/k2s-dnsbpf"
-	sh(t, h.Host(), "mkdir /run/store; cp "+h.binary+" "+program)
+	sh(t, h.Host(), "mkdir -p /run/store/1 /run/store/2; cp "+h.binary+" /run/store/1/; cp "+newer+" /run/store/2/k2s-dnsbpf; ln -s 1/k2s-dnsbpf "+program)
 	argv := slices.Concat([]string{"--no-new-privs", "--bounding-set", unitCapabilities(t, unit), program, "attach", "--foreground"}, endpoints, ranges)
 	service := h.started(func(cmd *lab.Cmd) { cmd.Env = append(slices.Clone(cmd.Env), "NOTIFY_SOCKET=/run/notify") }, append([]string{"setpriv"}, argv...)...)
 	told("READY=1")
@@ -133,7 +134,7 @@ func TestUpgradeOfService(t *testing.T) {
 	}
 	told("READY=1", "MAINPID=")
 	again := h.healthy().PID
-	sh(t, h.Host(), "cp "+newer+" "+program+".new; mv "+program+".new "+program)
+	sh(t, h.Host(), "ln -sfn 2/k2s-dnsbpf "+program)
 	must(t, h.Host(), append([]string{program}, attachArgs()...)...)
 	now := h.healthy()
 	if now.PID == pid || now.PID == again {
