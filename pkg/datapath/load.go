@@ -118,8 +118,8 @@ func Load(options Options) (_ *Datapath, err error) {
 	d := newDatapath(options)
 	err = d.load()
 	if errors.Is(err, ebpf.ErrMapIncompatible) {
-		// Pinned by another version of this program, whose programs can't use ours.
-		if err := Remove(options.PinDir); err != nil {
+		// Pinned by another version of this program. Its programs keep steering, with those maps, until ours take over their links.
+		if err := unpinAll(d.mapDir(), unpinMap); err != nil {
 			return nil, fmt.Errorf("remove the pins of another version: %w", err)
 		}
 		err = d.load()
@@ -377,28 +377,25 @@ func Remove(pinDir string) error {
 		return nil // a file system that can't be written to has another answer
 	}
 	// Links first: a program whose maps' pins are gone would keep running with nobody able to inspect it.
-	var errs []error
-	for _, dir := range []struct {
-		name   string
-		remove func(string) error
-	}{{"links", unpinLink}, {"maps", unpinMap}} {
-		path := filepath.Join(pinDir, dir.name)
-		entries, err := os.ReadDir(path)
-		if errors.Is(err, os.ErrNotExist) {
-			continue
-		}
-		if err != nil {
-			errs = append(errs, fmt.Errorf("read pin directory: %w", err))
-			continue
-		}
-		for _, entry := range entries {
-			if err := dir.remove(filepath.Join(path, entry.Name())); err != nil && !errors.Is(err, os.ErrNotExist) {
-				errs = append(errs, fmt.Errorf("unpin: %w", err))
-			}
-		}
-		errs = append(errs, removeEmpty(path))
+	return errors.Join(unpinAll(filepath.Join(pinDir, "links"), unpinLink), unpinAll(filepath.Join(pinDir, "maps"), unpinMap), removeEmpty(pinDir))
+}
+
+// unpinAll removes the pins in a directory, and then the directory if nothing else is in it.
+func unpinAll(dir string, unpin func(pin string) error) error {
+	entries, err := os.ReadDir(dir)
+	if errors.Is(err, os.ErrNotExist) {
+		return nil
 	}
-	return errors.Join(append(errs, removeEmpty(pinDir))...)
+	if err != nil {
+		return fmt.Errorf("read pin directory: %w", err)
+	}
+	var errs []error
+	for _, entry := range entries {
+		if err := unpin(filepath.Join(dir, entry.Name())); err != nil && !errors.Is(err, os.ErrNotExist) {
+			errs = append(errs, fmt.Errorf("unpin: %w", err))
+		}
+	}
+	return errors.Join(append(errs, removeEmpty(dir))...)
 }
 
 // removeEmpty leaves a directory that others have pinned something in, or mounted.

@@ -458,3 +458,46 @@ func TestGhostOfFormerVersion(t *testing.T) {
 		t.Errorf("program %d runs, error %v: want the next one's", running, err)
 	}
 }
+
+// TestMapsOfAnotherVersion: the programs of another version, whose maps have another layout, keep steering until ours take over their
+// links.
+func TestMapsOfAnotherVersion(t *testing.T) {
+	needTCX(t)
+	pinDir := newNamespace(t)
+	eth := addInterface(t, "eth0")
+	old := inUse(t, pinDir, eth)
+	programs := func() (ids []uint32) {
+		t.Helper()
+		attached, err := Attached(netdev.XDPProgram)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, p := range attached {
+			ids = append(ids, p.KernelID)
+		}
+		return ids
+	}
+	before := programs()
+	other, err := ebpf.NewMap(&ebpf.MapSpec{Type: ebpf.Hash, KeySize: 20, ValueSize: 4, MaxEntries: 7})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer other.Close()
+	usurp(t, other, filepath.Join(pinDir, "maps", "dns_listeners"))
+	if err := old.Close(); err != nil {
+		t.Fatal(err)
+	}
+	next := load(t, Options{PinDir: pinDir})
+	if got := programs(); len(before) != 3 || !slices.Equal(got, before) {
+		t.Errorf("attached are %v, were %v", got, before)
+	}
+	steer(t, next, eth)
+	for _, id := range programs() {
+		if !next.Loaded(id) {
+			t.Errorf("program %d still runs", id)
+		}
+	}
+	if wrong := next.Verify(); len(wrong) != 0 || len(programs()) != 3 {
+		t.Errorf("said %q; attached %v", wrong, programs())
+	}
+}
