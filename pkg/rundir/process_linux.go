@@ -62,8 +62,8 @@ func AwaitEnd(pid int, limit time.Duration) bool {
 // GuardianName is Name for a guardian.
 const GuardianName = "k2s-guardian"
 
-// IsOurs reports whether a process has the name of one of ours. It is only for messages: who owns something is known
-// by what it holds.
+// IsOurs reports whether a process has the name of one of ours. It proves nothing, and is for messages and for how long to wait
+// for a port: who owns something is known by what it holds.
 func IsOurs(pid int) bool {
 	name := NameOf(pid)
 	return name == Name || name == GuardianName
