@@ -21,12 +21,13 @@ const module = "github.com/k2s-dnsbpf/k2s-dnsbpf/"
 var root = filepath.Join("..", "..", "..")
 
 // leaves are for every room.
-var leaves = []string{"pkg/internal/errno", "pkg/internal/peer", "pkg/internal/privilege", "pkg/internal/safefile", "pkg/internal/say"}
+var leaves = []string{"pkg/answers/ready", "pkg/internal/errno", "pkg/internal/peer", "pkg/internal/privilege", "pkg/internal/safefile", "pkg/internal/say"}
 
 // rooms says which packages of ours, besides leaves, each package may import, on whichever operating system. Rooms below the daemon know
 // only leaves; the daemon joins them. Packages of the test module need no row if they import none of ours.
 var rooms = map[string][]string{
 	"cmd/k2s-dnsbpf":             {"pkg/client", "pkg/config", "pkg/control", "pkg/daemon", "pkg/diagnose", "pkg/guardian", "pkg/host", "pkg/rundir", "pkg/status"},
+	"pkg/answers/ready":          {},
 	"pkg/client":                 {"pkg/config", "pkg/control", "pkg/datapath", "pkg/diagnose", "pkg/discovery", "pkg/forwarder", "pkg/guardian", "pkg/handover", "pkg/host", "pkg/netdev", "pkg/plan", "pkg/resolvconf", "pkg/rundir", "pkg/state", "pkg/status"},
 	"pkg/cluster":                {},
 	"pkg/config":                 {},
@@ -81,7 +82,7 @@ var linuxOnly = []string{"pkg/client", "pkg/daemon", "pkg/datapath", "pkg/guardi
 var systems = []string{"darwin", "linux", "windows"}
 
 // pure are the rooms that are the same on every system: they neither do I/O nor look at a clock.
-var pure = []string{"pkg/cluster", "pkg/internal/say", "pkg/plan"}
+var pure = []string{"pkg/answers/ready", "pkg/cluster", "pkg/internal/say", "pkg/plan"}
 
 // impure are imports, by their prefix, that a pure room does without, and clocks are what it does not call.
 var (
@@ -94,7 +95,7 @@ var (
 var owners = map[string][]string{
 	"github.com/cilium/ebpf":         {"pkg/datapath"},
 	"github.com/coredns/caddy":       {"pkg/discovery"},
-	"github.com/miekg/dns":           {"pkg/client", "pkg/daemon", "pkg/diagnose", "pkg/forwarder", "pkg/internal/pktgen"},
+	"github.com/miekg/dns":           {"pkg/answers/ready", "pkg/client", "pkg/daemon", "pkg/diagnose", "pkg/forwarder", "pkg/internal/pktgen"},
 	"github.com/spf13/":              {"cmd/k2s-dnsbpf"},
 	"github.com/vishvananda/netlink": {"pkg/netdev"},
 	"go.uber.org/zap":                everyone,
