@@ -13,13 +13,13 @@ export PATH := $(PATH):/usr/sbin:/sbin
 SUDO := $(if $(filter 0,$(shell id -u)),,sudo --preserve-env env "PATH=$(PATH)" "HOME=$(HOME)")
 
 GOLANGCI = go tool -modfile=$(CURDIR)/scripts/tools/go.mod golangci-lint
-C_FILES  = $(wildcard bpf/*.c bpf/*.h bpf/lib/*.h test/cmd/*/*.c)
+C_FILES  = $(wildcard bpf/*.c bpf/*.h bpf/lib/*.h test/bench/bpf/*.c test/cmd/*/*.c)
 
 comma := ,
 say = @printf '\n==> %s\n' '$(1)'
 
 .DEFAULT_GOAL := help
-.PHONY: help build generate helpers test test-unit test-e2e test-cluster test-long long-unit race-unit long-e2e race-e2e test-kernel test-windows demo bench cluster lint fmt check-headers verify-generate fuzz vuln clean
+.PHONY: help build generate helpers test test-unit test-e2e test-cluster test-long long-unit race-unit long-e2e race-e2e test-kernel test-windows demo bench bench-full bench-program cluster lint fmt check-headers verify-generate fuzz vuln clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z][a-z0-9-]*:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -32,6 +32,7 @@ generate: ## compile the eBPF programs and write their Go bindings
 	$(call say,compiling the eBPF programs)
 	@scripts/bootstrap generate
 	go generate ./pkg/datapath
+	cd test && go generate ./bench
 
 helpers: $(addprefix test/bin/,coredns gotest labctl goresolve goloop muslresolve muslloop glibcloop) ## build what the lab runs, into test/bin
 
@@ -143,11 +144,16 @@ demo: ## show it at work in the lab: attach, resolve, look inside, detach
 	@$(MAKE) --no-print-directory build helpers
 	$(SUDO) scripts/demo
 
-bench: ## measure it side by side with dnsmasq, unbound and CoreDNS (BENCHFLAGS=-help lists its options)
+bench: bench-program ## measure it side by side with other servers, in minutes; test/bin/bench -help lists options for BENCHFLAGS
+	$(SUDO) test/bin/bench -out test/bin/results $(BENCHFLAGS)
+
+bench-full: bench-program ## the same with all loads, for a quarter of an hour; writes docs/bench
+	$(SUDO) test/bin/bench -full -out docs/bench $(BENCHFLAGS)
+
+bench-program:
 	@scripts/bootstrap bench
-	@$(MAKE) --no-print-directory build helpers
+	@$(MAKE) --no-print-directory build helpers test/bin/resolved
 	cd test && CGO_ENABLED=0 go build -trimpath -o bin/bench ./bench
-	$(SUDO) test/bin/bench $(BENCHFLAGS)
 
 lint: ## check Go, C and shell sources
 	$(call say,linting)

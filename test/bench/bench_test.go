@@ -1,6 +1,7 @@
 package main
 
 import (
+	"maps"
 	"strings"
 	"testing"
 	"time"
@@ -10,7 +11,7 @@ import (
 
 // The benchmark must not rot: every contest is held once, for a moment. Its figures mean nothing, and none is judged.
 func TestSmoke(t *testing.T) {
-	l := lab.Start(t, lab.Options{})
+	l := lab.Start(t, labOptions)
 	results, err := measure(t.Context(), l, smokeOptions)
 	if err != nil {
 		t.Fatal(err)
@@ -28,10 +29,10 @@ func TestSmoke(t *testing.T) {
 		}
 	}
 	var report strings.Builder
-	if err := results.write(&report); err != nil {
+	if err := results.markdown(&report); err != nil {
 		t.Fatal(err)
 	}
-	for _, want := range []string{"dnsmasq", "unbound", "CoreDNS with cache", "steered minus direct"} {
+	for _, want := range []string{"dnsmasq", "unbound", "CoreDNS, cache", "Knot", "systemd-resolved", "NodeLocal", "Steered minus direct", "confidence"} {
 		if !strings.Contains(report.String(), want) {
 			t.Errorf("%q is not in the report:\n%s", want, report.String())
 		}
@@ -55,7 +56,7 @@ func TestParse(t *testing.T) {
 
   Average Latency (s):  0.000250 (min 0.000100, max 0.012345)
 `
-	got, err := parse(out)
+	got, err := parse(out, false)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -63,7 +64,7 @@ func TestParse(t *testing.T) {
 	if got != want {
 		t.Errorf("got %+v, want %+v", got, want)
 	}
-	if _, err := parse("dnsperf: unable to open the query file\n"); err == nil {
+	if _, err := parse("dnsperf: unable to open the query file\n", false); err == nil {
 		t.Error("output without figures was taken for a measurement")
 	}
 }
@@ -83,5 +84,78 @@ func TestMedianAndPercentile(t *testing.T) {
 		if got := percentile(times, part); got != want {
 			t.Errorf("percentile %v of 1..100: %d, want %d", part, got, want)
 		}
+	}
+}
+
+// A list of a frequent name and rare ones, two queries a second: what is kept, and for how long, decides.
+func TestIdealHits(t *testing.T) {
+	asked := []question{{"a", 1}, {"b", 1}, {"a", 1}, {"c", 1}}
+	for _, c := range []struct {
+		size      int
+		ttl, warm time.Duration
+		want      float64
+	}{
+		{3, time.Hour, 2 * time.Second, 1},
+		{3, time.Hour, 0, 5.0 / 8},                  // each name is fetched once
+		{1, time.Hour, 2 * time.Second, 0.5},        // only the frequent one fits
+		{3, 2 * time.Second, 2 * time.Second, 0.25}, // at 0 s all of a round, at 2 s again
+		{0, time.Hour, 2 * time.Second, 0},
+	} {
+		if got := idealHits(asked, c.size, c.ttl, c.warm, 4*time.Second, 2); got != c.want {
+			t.Errorf("%d names for %v after %v: %v hits, want %v", c.size, c.ttl, c.warm, got, c.want)
+		}
+	}
+}
+
+func TestGoals(t *testing.T) {
+	turns := func(rates ...float64) (all []Turn) {
+		for _, r := range rates {
+			all = append(all, Turn{Rate: r, Machine: 1000 / r, Completed: 1})
+		}
+		return all
+	}
+	contest := &Contest{
+		Title: "hot", Load: hot, From: fromHost, Threads: 1,
+		Contestants: []*Contestant{
+			{Name: directly, Turns: turns(10, 20, 40)}, {Name: theFloor, Turns: turns(100, 100, 100)},
+			{Name: answered, Turns: turns(95, 50, 95)}, {Name: steered, Turns: turns(9, 20, 39)},
+			{Name: "dnsmasq", Turns: turns(40, 40, 40)}, {Name: "unbound", Turns: turns(50, 50, 50)}, {Name: corednsName, Turns: turns(20, 20, 20)},
+		},
+	}
+	results := &Results{Contests: []*Contest{contest}, Loopback: &Loopback{Ratios: []float64{0.98, 0.99, 0.97}}}
+	got := make(map[string]bool)
+	for _, g := range results.goals() {
+		what, _, _ := strings.Cut(g.what, ":")
+		got[what] = g.reached()
+	}
+	want := map[string]bool{
+		"answered, rate of the floor's": true, "answered, rate of dnsmasq's": true, "answered, rate of unbound's": false,
+		"answered, CPU above the floor's, of dnsmasq's": true, "answered, CPU above the floor's, of CoreDNS with cache's": true,
+		"steered, rate of direct": true, "steered, CPU of direct": true, "attached, rate of detached": false,
+	}
+	if !maps.Equal(want, got) {
+		t.Errorf("reached: %v, want %v", got, want)
+	}
+}
+
+func TestMedianInterval(t *testing.T) {
+	var values []float64
+	for i := range 100 {
+		values = append(values, float64(99-i))
+	}
+	if low, high := medianInterval(values); low != 40 || high != 60 {
+		t.Errorf("of 0 to 99: %v to %v, want 40 to 60", low, high)
+	}
+	if low, high := medianInterval([]float64{3}); low != 3 || high != 3 {
+		t.Errorf("of one: %v to %v", low, high)
+	}
+}
+
+func TestTableIsAligned(t *testing.T) {
+	var text strings.Builder
+	writeTable(&text, [][]string{{"", "q/s"}, {"k2s", "12345"}})
+	const want = "|     |   q/s |\n|-----|------:|\n| k2s | 12345 |\n\n"
+	if text.String() != want {
+		t.Errorf("got\n%swant\n%s", text.String(), want)
 	}
 }

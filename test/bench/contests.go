@@ -3,101 +3,198 @@ package main
 import (
 	"context"
 	"fmt"
-	"net/netip"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
 
-	"github.com/miekg/dns"
-
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/test/lab"
 )
 
-type question struct {
-	name  string
-	qtype uint16
+// vantage is where the queries come from.
+type vantage struct {
+	name string
+	node func(*lab.Lab) *lab.Node
+	port string // the interface of the host that they come in by
+	net  string // peers of the host are asked at this, with a number of their own
+	ours string // and we at this
 }
 
-// A handful of names is kind to those with a cache: all their answers but the first in 5 seconds come from it.
-var clusterQuestions = []question{
-	{lab.Backend, dns.TypeA},
-	{lab.Backend, dns.TypeAAAA},
-	{lab.Kubernetes, dns.TypeA},
-	{lab.KubeDNS, dns.TypeA},
-	{lab.Headless, dns.TypeA},
-	{"_http._tcp." + lab.Backend, dns.TypeSRV},
-}
+var (
+	fromHost   = &vantage{"host", (*lab.Lab).Host, "lo", "127.0.0", "127.0.0.1"}
+	fromPod    = &vantage{"pod", func(l *lab.Lab) *lab.Node { return l.Pod("app") }, "vapp", "172.20.0", lab.KubeDNS4}
+	fromWorker = &vantage{"worker", (*lab.Lab).Worker, "vworker0", "172.19.1", lab.KubeSwitch4}
+)
 
-var externalQuestions = []question{
-	{lab.WWW, dns.TypeA},
-	{lab.WWW, dns.TypeAAAA},
-	{"example.com.", dns.TypeMX},
-	{"_sip._tcp.example.com.", dns.TypeSRV},
-	{"www.example.org.", dns.TypeA},
-	{"www.example.net.", dns.TypeA},
-}
+// The contestants that are told apart. Others go by their own name.
+const (
+	directly  = "direct"
+	theFloor  = "floor"
+	answered  = "k2s-dnsbpf, answered"
+	steered   = "k2s-dnsbpf, steered"
+	forwarded = "k2s-dnsbpf, forwarded"
+	userSpace = "k2s-dnsbpf --no-bpf"
+)
 
-const ours = "k2s-dnsbpf"
-
-func (b *bench) contests(p *peers) []*Contest {
-	const oursAt = "127.0.0.1"
-	coredns := func(count int) func(context.Context) []*lab.Server {
-		return func(context.Context) []*lab.Server {
-			return []*lab.Server{b.lab.CoreDNS(0), b.lab.CoreDNS(1)}[:count]
+func (b *bench) contests() []*Contest {
+	all := []*Contest{
+		{Load: hot, From: fromHost, Threads: 1, Contestants: slices.Concat(b.inCluster(fromHost), b.userSpace(b.noCache...), b.everyPeer(hot, fromHost))},
+		{Load: hot, From: fromHost, Threads: 2, Contestants: slices.Concat(b.inCluster(fromHost), b.everyPeer(hot, fromHost))},
+	}
+	for _, from := range []*vantage{fromPod, fromWorker} {
+		for threads := 1; threads <= 2; threads++ {
+			all = append(all, &Contest{Load: hot, From: from, Threads: threads, full: true, Contestants: b.away(from)})
 		}
 	}
-	external := func(context.Context) []*lab.Server { return []*lab.Server{b.lab.External(0)} }
-	none := func() ([]int, error) { return nil, nil }
-	attachOne := b.attachWith("--dns-endpoint", lab.CoreDNS0v4)
-
-	// peer makes the contestants that are other programs on the host.
-	peer := func(back func(context.Context) []*lab.Server) []*Contestant {
-		var all []*Contestant
-		for _, server := range []*peerServer{p.dnsmasq, p.unbound, p.coredns} {
-			all = append(all, &Contestant{Name: server.name, Targets: []string{server.addr}, front: server.pids, back: back})
+	for _, l := range []*load{noise, halves, zipf} {
+		all = append(all, &Contest{
+			Load: l, From: fromHost, Threads: 1, full: l != noise, Contestants: slices.Concat(b.inCluster(fromHost), b.everyPeer(l, fromHost)),
+		})
+	}
+	all = append(all, &Contest{Load: noise, From: fromPod, Threads: 1, full: true, Contestants: b.away(fromPod)})
+	for _, l := range []*load{outside, outsideOnce} {
+		all = append(all, &Contest{Load: l, From: fromHost, Threads: 1, Contestants: slices.Concat(b.outCluster(), b.everyPeer(l, fromHost))})
+	}
+	all = append(all,
+		b.twoEndpoints(),
+		&Contest{Load: hot, From: fromHost, Threads: 1, Paced: true, Contestants: slices.Concat(b.inCluster(fromHost), b.everyPeer(hot, fromHost))},
+		&Contest{Load: hot, From: fromPod, Threads: 1, Paced: true, full: true, Contestants: b.away(fromPod)},
+	)
+	for _, contest := range all {
+		contest.Title = contest.title(b.options.Pace)
+		if contest.From == fromPod {
+			contest.setup = b.kubeProxy
+			contest.Note = "kube-proxy's rules are loaded throughout, as on any node"
 		}
-		return all
 	}
-	outside := func() []*Contestant {
-		return append([]*Contestant{
-			{Name: "direct", Targets: []string{lab.External0}, front: none, back: external},
-			{Name: ours + ", forwarder", Ours: true, Targets: []string{oursAt}, prepare: attachOne, front: b.daemons, back: external},
-		}, peer(external)...)
+	return all
+}
+
+func (c *Contest) title(pace int) string {
+	if c.Paced {
+		return fmt.Sprintf("latency at %d queries a second, %s, from the %s", pace, c.Load.name, c.From.name)
 	}
-	return []*Contest{
-		{
-			Title: "cluster names, one CoreDNS", questions: clusterQuestions,
-			Note: "direct: the generator asks the CoreDNS pod itself",
-			Contestants: append([]*Contestant{
-				{Name: "direct", Targets: []string{lab.CoreDNS0v4}, front: none, back: coredns(1)},
-				{Name: ours + ", steered", Ours: true, Targets: []string{oursAt}, prepare: attachOne, front: b.daemons, back: coredns(1)},
-				{Name: ours + " --no-bpf", Targets: []string{oursAt}, prepare: b.attachWith("--dns-endpoint", lab.CoreDNS0v4, "--no-bpf"), front: b.daemons, back: coredns(1)},
-			}, peer(coredns(1))...),
-		},
-		{
-			Title: "cluster names, two CoreDNS", questions: clusterQuestions,
-			Note: "two generators: direct, each asks a pod of its own; otherwise both ask the Service address, or 127.0.0.1",
-			Contestants: []*Contestant{
-				{Name: "direct", Targets: []string{lab.CoreDNS0v4, lab.CoreDNS1v4}, front: none, back: coredns(2)},
-				{Name: "kube-proxy's rules", Targets: []string{lab.KubeDNS4, lab.KubeDNS4}, prepare: b.kubeProxy, front: none, back: coredns(2)},
-				{Name: ours + ", steered", Ours: true, Targets: []string{oursAt, oursAt}, prepare: b.attachWith("--dns-endpoint", lab.CoreDNS0v4, "--dns-endpoint", lab.CoreDNS1v4), front: b.daemons, back: coredns(2)},
-			},
-		},
-		{
-			Title: "external names, repeated", coarse: true, questions: externalQuestions, Contestants: outside(),
-			Note: "direct: the generator asks the external unbound itself, which the others forward to",
-		},
-		{
-			Title: "external names, each only once", coarse: true, unique: true, Contestants: outside(),
-			Note: "no cache can help, so each query is forwarded",
+	title := fmt.Sprintf("%s, from the %s, generator threads: %d", c.Load.name, c.From.name, c.Threads)
+	if c.endpoints > 1 {
+		title += fmt.Sprintf(", CoreDNS: %d", c.endpoints)
+	}
+	return title
+}
+
+func nobody() ([]int, error) { return nil, nil }
+
+// inCluster are CoreDNS itself, the floor, and ourselves with answers from the kernel and without.
+func (b *bench) inCluster(from *vantage) []*Contestant {
+	settings := []string{"--dns-endpoint", lab.CoreDNS0v4}
+	if from == fromPod {
+		settings = append(settings, "--pods", from.port, "--cluster-dns", lab.KubeDNS4)
+	}
+	return slices.Concat([]*Contestant{
+		{Name: directly, Targets: []string{lab.CoreDNS0v4}, front: nobody},
+		{Name: theFloor, Targets: []string{from.ours}, blind: true, prepare: b.floor(from), front: nobody},
+	}, b.ourselves(answered, steered, from, settings...))
+}
+
+// outCluster are the same for names outside the cluster: what is asked directly is the server that the others forward to.
+func (b *bench) outCluster() []*Contestant {
+	all := slices.Concat([]*Contestant{
+		{Name: directly, Targets: []string{lab.External0}, front: nobody},
+		{Name: theFloor, Targets: []string{fromHost.ours}, blind: true, prepare: b.floor(fromHost), front: nobody},
+	}, b.ourselves(answered, forwarded, fromHost, "--dns-endpoint", lab.CoreDNS0v4))
+	if b.noCache != nil { // the forwarder's own cache
+		all = append(all, b.userSpace()...)
+	}
+	return all
+}
+
+// ourselves are we with the answer cache, if this version has one, and without.
+func (b *bench) ourselves(with, without string, from *vantage, settings ...string) []*Contestant {
+	contestant := func(name string, settings []string) *Contestant {
+		return &Contestant{Name: name, Targets: []string{from.ours}, prepare: b.attachWith(settings...), front: b.daemons}
+	}
+	if b.noCache == nil {
+		return []*Contestant{contestant(without, settings)}
+	}
+	return []*Contestant{contestant(with, settings), contestant(without, slices.Concat(settings, b.noCache))}
+}
+
+func (b *bench) userSpace(settings ...string) []*Contestant {
+	attach := b.attachWith(append(settings, "--dns-endpoint", lab.CoreDNS0v4, "--no-bpf")...)
+	return []*Contestant{{Name: userSpace, Targets: []string{fromHost.ours}, prepare: attach, front: b.daemons}}
+}
+
+// everyPeer are all programs that a host could run instead, as they are best for a load.
+func (b *bench) everyPeer(l *load, from *vantage) []*Contestant {
+	p := b.peers
+	dnsmasq := p.dnsmasq
+	if l.many {
+		dnsmasq = p.dnsmasqLarge
+	}
+	return b.contestants(from, dnsmasq, p.unbound, p.coredns, p.nodeLocal, p.knot, p.resolved)
+}
+
+// away are those whom others than the host ask.
+func (b *bench) away(from *vantage) []*Contestant {
+	p := b.peers
+	all := slices.Concat(b.inCluster(from), b.contestants(from, p.dnsmasq, p.unbound, p.coredns, p.knot))
+	if from == fromPod {
+		all = slices.Concat(all, b.contestants(from, p.nodeLocal),
+			[]*Contestant{{Name: "kube-proxy's rules, two CoreDNS", Targets: []string{lab.KubeDNS4}, front: nobody}})
+	}
+	return all
+}
+
+// twoEndpoints compares steering with asking two endpoints directly, by a generator each.
+func (b *bench) twoEndpoints() *Contest {
+	ours, service := fromHost.ours, lab.KubeDNS4
+	settings := slices.Concat([]string{"--dns-endpoint", lab.CoreDNS0v4, "--dns-endpoint", lab.CoreDNS1v4}, b.noCache)
+	return &Contest{
+		Load: hot, From: fromHost, Threads: 1, endpoints: 2,
+		Note: "two generators: direct, each asks a pod of its own; otherwise both ask the Service address, or 127.0.0.1",
+		Contestants: []*Contestant{
+			{Name: directly, Targets: []string{lab.CoreDNS0v4, lab.CoreDNS1v4}, front: nobody},
+			{Name: "kube-proxy's rules", Targets: []string{service, service}, prepare: b.kubeProxy, front: nobody},
+			{Name: steered, Targets: []string{ours, ours}, prepare: b.attachWith(settings...), front: b.daemons},
 		},
 	}
+}
+
+// withoutCache are the settings that turn the answer cache off; none where this version has no cache.
+func withoutCache(ctx context.Context, binary string) ([]string, error) {
+	const flag = "--no-cache"
+	help, err := exec.CommandContext(ctx, binary, "attach", "--help").CombinedOutput()
+	if err != nil {
+		return nil, fmt.Errorf("ask %s for its flags: %w: %s", binary, err, help)
+	}
+	if !strings.Contains(string(help), flag) {
+		return nil, nil
+	}
+	return []string{flag}, nil
+}
+
+// kubeProxy loads the rules that translate the kube-dns Service address. They cost every packet of the host something.
+func (b *bench) kubeProxy(ctx context.Context) (func() error, error) {
+	if err := b.lab.LoadKubeProxyLikeRules(ctx); err != nil {
+		return nil, err
+	}
+	return func() error {
+		return b.lab.Host().Run(context.WithoutCancel(ctx), "nft", "delete table ip kube-proxy; delete table ip6 kube-proxy")
+	}, nil
 }
 
 // daemons are the processes of k2s-dnsbpf in host0. The pid that it gives itself means nothing outside.
 func (b *bench) daemons() ([]int, error) {
-	node, err := os.Readlink(fmt.Sprintf("/proc/%d/ns/pid", b.lab.Host().PID()))
+	pids, err := processes(b.lab.Host(), b.binary)
+	if err == nil && len(pids) == 0 {
+		err = fmt.Errorf("find the daemon: no process of host0 runs %s", b.binary)
+	}
+	return pids, err
+}
+
+// processes of a node that run a program.
+func processes(node *lab.Node, program string) ([]int, error) {
+	ns, err := os.Readlink(fmt.Sprintf("/proc/%d/ns/pid", node.PID()))
 	if err != nil {
 		return nil, err
 	}
@@ -108,13 +205,13 @@ func (b *bench) daemons() ([]int, error) {
 	var pids []int
 	for _, link := range links {
 		dir := filepath.Dir(filepath.Dir(link))
-		ns, err := os.Readlink(link)
-		if err != nil || ns != node { // or it has ended
+		itsNS, err := os.Readlink(link)
+		if err != nil || itsNS != ns { // or it has ended
 			continue
 		}
 		var pid int
 		exe, err := os.Readlink(filepath.Join(dir, "exe"))
-		if err != nil || exe != b.binary {
+		if err != nil || exe != program {
 			continue
 		}
 		if _, err := fmt.Sscanf(filepath.Base(dir), "%d", &pid); err != nil {
@@ -122,77 +219,5 @@ func (b *bench) daemons() ([]int, error) {
 		}
 		pids = append(pids, pid)
 	}
-	if len(pids) == 0 {
-		return nil, fmt.Errorf("find the daemon: no process of host0 runs %s", b.binary)
-	}
 	return pids, nil
-}
-
-// verify asks each question once, as the generator will, and compares with what the first contestant said to it.
-func (b *bench) verify(ctx context.Context, contest *Contest, one *Contestant) error {
-	questions := contest.questions
-	if contest.unique {
-		questions = []question{b.uniqueQuestion()}
-	}
-	for _, target := range slices.Compact(slices.Clone(one.Targets)) {
-		for i, q := range questions {
-			got, err := b.ask(ctx, target, q)
-			if err != nil {
-				return err
-			}
-			switch {
-			case contest.unique:
-				if got != "A "+lab.OutsideAnswer {
-					return fmt.Errorf("%s answers %q for %s: want the address %s", target, got, q.name, lab.OutsideAnswer)
-				}
-			case len(contest.expectations) <= i:
-				contest.expectations = append(contest.expectations, got)
-			case got != contest.expectations[i]:
-				return fmt.Errorf("%s answers %q for %s: want %q as from the server itself", target, got, q.name, contest.expectations[i])
-			}
-		}
-	}
-	return nil
-}
-
-// ask returns the answer section, sorted and without TTLs.
-func (b *bench) ask(ctx context.Context, server string, q question) (string, error) {
-	m := new(dns.Msg).SetQuestion(q.name, q.qtype).SetEdns0(4096, false) // what dnsperf -e sends
-	reply, err := b.lab.Host().Exchange(ctx, "udp", netip.AddrPortFrom(netip.MustParseAddr(server), 53), m)
-	if err != nil {
-		return "", err
-	}
-	if reply.Rcode != dns.RcodeSuccess || len(reply.Answer) == 0 || reply.IsEdns0() == nil {
-		return "", fmt.Errorf("%s answers %s with %d records for %s, EDNS %t: want NOERROR, some records, and EDNS",
-			server, dns.RcodeToString[reply.Rcode], len(reply.Answer), q.name, reply.IsEdns0() != nil)
-	}
-	var records []string
-	for _, rr := range reply.Answer {
-		rdata := strings.TrimPrefix(rr.String(), rr.Header().String())
-		records = append(records, dns.TypeToString[rr.Header().Rrtype]+" "+rdata)
-	}
-	slices.Sort(records)
-	return strings.Join(records, ", "), nil
-}
-
-func (b *bench) uniqueQuestion() question {
-	b.unique++
-	return question{fmt.Sprintf("n%d.example.org.", b.unique), dns.TypeA}
-}
-
-// queryFile writes what dnsperf asks: unique names for more time than it has at any rate that is to be expected.
-func (b *bench) queryFile(contest *Contest) (string, error) {
-	questions := contest.questions
-	if contest.unique {
-		const most = 80_000 // queries a second
-		for range int(most*b.options.Time.Seconds()) + 1 {
-			questions = append(questions, b.uniqueQuestion())
-		}
-	}
-	var text strings.Builder
-	for _, q := range questions {
-		fmt.Fprintf(&text, "%s %s\n", q.name, dns.TypeToString[q.qtype])
-	}
-	path := filepath.Join(b.dir, "queries")
-	return path, os.WriteFile(path, []byte(text.String()), 0o644)
 }

@@ -3,8 +3,8 @@ package main
 import (
 	"context"
 	"encoding/binary"
+	"errors"
 	"fmt"
-	"net/netip"
 	"slices"
 	"time"
 
@@ -16,8 +16,9 @@ import (
 
 const latencyTitle = "latency of cluster names, one query at a time"
 
-// Latency compares asking the endpoint directly with being steered to it, with one query in flight.
+// Latency compares asking endpoints directly with being steered to them, with one query in flight.
 type Latency struct {
+	Endpoints       int
 	Direct, Steered Percentiles
 	// Medians over the batches of steered minus direct: neighbours in time, so that the machine's other work cancels out.
 	DifferenceP50, DifferenceP99 time.Duration
@@ -29,24 +30,39 @@ type Percentiles struct {
 	P50, P90, P99 time.Duration
 }
 
-// latency asks in batches: direct, steered, steered, direct, and so on. Attached throughout: the direct queries' replies
-// pass dns_from_backend, which finds no flow of its own for them.
-func (b *bench) latency(ctx context.Context) (result *Latency, err error) {
-	detach, err := b.attachWith("--dns-endpoint", lab.CoreDNS0v4)(ctx)
-	if err != nil {
-		return nil, err
-	}
-	defer func() {
-		if detachErr := detach(); err == nil {
-			err = detachErr
+func (b *bench) latencies(ctx context.Context) ([]*Latency, error) {
+	var all []*Latency
+	for _, endpoints := range [][]string{{lab.CoreDNS0v4}, {lab.CoreDNS0v4, lab.CoreDNS1v4}} {
+		b.options.Progress(fmt.Sprintf("%s: endpoints: %d", latencyTitle, len(endpoints)))
+		settings := slices.Clone(b.noCache)
+		for _, endpoint := range endpoints {
+			settings = append(settings, "--dns-endpoint", endpoint)
 		}
-	}()
+		// Attached throughout: the direct queries' replies pass dns_from_backend, which finds no flow of its own for them.
+		err := b.attachWith(settings...).with(ctx, func() error {
+			one, err := b.latency(ctx, endpoints)
+			all = append(all, one)
+			return err
+		})
+		if err != nil {
+			return nil, err
+		}
+	}
+	return all, nil
+}
+
+// latency asks in batches: direct, steered, steered, direct, and so on.
+func (b *bench) latency(ctx context.Context, endpoints []string) (*Latency, error) {
 	var times [2][]time.Duration
-	var differences [2][]time.Duration
-	err = b.lab.Host().Do(func() error {
+	var differences [2][]float64
+	ours := make([]string, len(endpoints))
+	for i := range ours {
+		ours[i] = fromHost.ours
+	}
+	err := b.lab.Host().Do(func() error {
 		var clients [2]*client
-		for i, server := range []string{lab.CoreDNS0v4, "127.0.0.1"} {
-			c, err := newClient(server)
+		for i, servers := range [][]string{endpoints, ours} {
+			c, err := newClient(servers)
 			if err != nil {
 				return err
 			}
@@ -64,13 +80,14 @@ func (b *bench) latency(ctx context.Context) (result *Latency, err error) {
 			var batch [2][]time.Duration
 			for k := range clients {
 				i := (k + n) % 2
+				var err error
 				if batch[i], err = clients[i].batch(b.options.LatencyQueries); err != nil {
 					return err
 				}
 				times[i] = append(times[i], batch[i]...)
 			}
 			for k, p := range []float64{0.5, 0.99} {
-				differences[k] = append(differences[k], percentile(batch[1], p)-percentile(batch[0], p))
+				differences[k] = append(differences[k], float64(percentile(batch[1], p)-percentile(batch[0], p)))
 			}
 		}
 		return nil
@@ -79,54 +96,55 @@ func (b *bench) latency(ctx context.Context) (result *Latency, err error) {
 		return nil, err
 	}
 	return &Latency{
-		Direct: percentiles(times[0]), Steered: percentiles(times[1]),
-		DifferenceP50: percentile(differences[0], 0.5), DifferenceP99: percentile(differences[1], 0.5),
+		Endpoints: len(endpoints), Direct: percentiles(times[0]), Steered: percentiles(times[1]),
+		DifferenceP50: time.Duration(median(differences[0])), DifferenceP99: time.Duration(median(differences[1])),
 	}, nil
 }
 
-// client has one query in flight. Its socket blocks the thread: Go's poller would add its own latency to each query.
+// client has one query in flight, from each of its sockets in turn. They block the thread: Go's poller would add its own
+// latency to each query.
 type client struct {
-	fd    int
+	fds   []int
 	query []byte
 	reply [4096]byte
 }
 
-func newClient(server string) (*client, error) {
-	m := new(dns.Msg).SetQuestion(lab.Backend, dns.TypeA).SetEdns0(1232, false)
-	query, err := m.Pack()
+func newClient(servers []string) (*client, error) {
+	query, err := new(dns.Msg).SetQuestion(lab.Backend, dns.TypeA).SetEdns0(1232, false).Pack()
 	if err != nil {
 		return nil, err
 	}
-	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
-	if err != nil {
-		return nil, err
-	}
-	c := &client{fd: fd, query: query}
-	err = unix.Connect(fd, &unix.SockaddrInet4{Port: 53, Addr: netip.MustParseAddr(server).As4()})
-	if err == nil {
-		err = unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &unix.Timeval{Sec: 2})
-	}
-	if err != nil {
-		c.close()
-		return nil, fmt.Errorf("connect a socket to %s: %w", server, err)
+	c := &client{query: query}
+	for _, server := range servers {
+		fd, err := dial(server, 0)
+		if err != nil {
+			c.close()
+			return nil, err
+		}
+		c.fds = append(c.fds, fd)
 	}
 	return c, nil
 }
 
-func (c *client) close() { _ = unix.Close(c.fd) }
+func (c *client) close() {
+	for _, fd := range c.fds {
+		_ = unix.Close(fd)
+	}
+}
 
 func (c *client) batch(queries int) ([]time.Duration, error) {
 	times := make([]time.Duration, 0, queries)
-	for range queries {
+	for i := range queries {
+		fd := c.fds[i%len(c.fds)]
 		id := binary.BigEndian.Uint16(c.query) + 1
 		binary.BigEndian.PutUint16(c.query, id)
 		start := time.Now()
-		if _, err := unix.Write(c.fd, c.query); err != nil {
+		if _, err := unix.Write(fd, c.query); err != nil {
 			return nil, fmt.Errorf("send a query: %w", err)
 		}
-		n, err := unix.Read(c.fd, c.reply[:])
-		for err == unix.EINTR {
-			n, err = unix.Read(c.fd, c.reply[:])
+		n, err := unix.Read(fd, c.reply[:])
+		for errors.Is(err, unix.EINTR) {
+			n, err = unix.Read(fd, c.reply[:])
 		}
 		if err != nil {
 			return nil, fmt.Errorf("wait for a reply: %w", err)

@@ -19,87 +19,134 @@ type Turn struct {
 	Latency   time.Duration // mean, with the queries in flight that the options say
 	Completed int
 	Lost      int
-	Wrong     int // answers other than NOERROR
+	Wrong     int     // answers with another rcode than is right for the load
+	Behind    float64 // queries that reached a server behind, or that was asked directly, for one answer
+
+	// Paced turns have these instead of the mean.
+	P50, P99, P999 time.Duration
 
 	// CPU time for one answer, in microseconds. What a query does in softirq is charged to whoever was running, mostly to
-	// the generator: steering in the kernel has no process of its own. So nothing is told by one of them alone.
+	// the generator: what works in the kernel has no process of its own. So nothing is told by one of them alone.
 	Front, Back, Generator float64
 	Machine                float64 // the whole machine's, whatever else ran on it included
 	Other                  float64 // part of all CPUs' time that went to none of the above three: other work, mostly
+
+	// Octets of the processes on the host that answer: resident ones, and those of their BPF maps.
+	Resident, Maps int
 }
 
 // Sum is the CPU time of all processes that had to do with it.
 func (t Turn) Sum() float64 { return t.Front + t.Back + t.Generator }
 
-// load runs the generators, one for each target at the same time, and measures around them.
-func (b *bench) load(ctx context.Context, contest *Contest, one *Contestant, file string) (Turn, error) {
+// behind are the servers that know the answers.
+func (b *bench) behind() []*lab.Server {
+	return []*lab.Server{b.lab.CoreDNS(0), b.lab.CoreDNS(1), b.lab.External(0)}
+}
+
+func (b *bench) queriesBehind(ctx context.Context) (sum uint64, err error) {
+	for _, s := range b.behind() {
+		n, err := s.Queries(ctx)
+		if err != nil {
+			return 0, err
+		}
+		sum += n
+	}
+	return sum, nil
+}
+
+// measured is what a generator did, with the figures of processes and servers around it.
+func (b *bench) measured(ctx context.Context, one *Contestant, generate func() (Turn, error)) (Turn, error) {
 	front, err := one.front()
 	if err != nil {
 		return Turn{}, err
 	}
 	var back []int
-	for _, s := range one.back(ctx) {
+	for _, s := range b.behind() {
 		back = append(back, s.PID())
 	}
-	args := []string{
-		"-d", file, "-e", "-c", "8", "-T", "1", "-t", "2",
-		"-q", strconv.Itoa(max(1, b.options.Outstanding/len(one.Targets))),
-		"-l", strconv.FormatFloat(b.options.Time.Seconds(), 'f', -1, 64),
+	queries, err := b.queriesBehind(ctx)
+	if err != nil {
+		return Turn{}, err
 	}
-	if contest.unique {
-		args = append(args, "-n", "1")
-	}
-
 	before, err := readCPU(front, back)
 	if err != nil {
 		return Turn{}, err
 	}
-	turns := make([]Turn, len(one.Targets))
-	errs := make([]error, len(one.Targets))
-	var group sync.WaitGroup
-	for i, target := range one.Targets {
-		group.Go(func() { turns[i], errs[i] = generate(ctx, b.lab.Host(), append([]string{"-s", target}, args...)) })
+	turn, err := generate()
+	if err != nil {
+		return Turn{}, err
 	}
-	group.Wait()
 	after, err := readCPU(front, back)
 	if err != nil {
 		return Turn{}, err
 	}
+	queriesAfter, err := b.queriesBehind(ctx)
+	if err != nil {
+		return Turn{}, err
+	}
+	if turn.Completed == 0 {
+		return Turn{}, fmt.Errorf("no query was answered, %d were lost", turn.Lost)
+	}
+	n := float64(turn.Completed)
+	turn.Behind = float64(queriesAfter-queries) / n
+	turn.Generator /= n
+	turn.Front = microseconds(after.front-before.front) / n
+	turn.Back = microseconds(after.back-before.back) / n
+	turn.Machine = microseconds(after.machine-before.machine) / n
+	turn.Other = n * (turn.Machine - turn.Sum()) / microseconds(max(1, after.all-before.all))
+	turn.Resident, turn.Maps, err = memory(front)
+	return turn, err
+}
 
-	var sum Turn
-	for i, t := range turns {
-		if errs[i] != nil {
-			return Turn{}, errs[i]
+// load runs the generators, one for each target at the same time, as fast as they are answered.
+func (b *bench) load(ctx context.Context, contest *Contest, one *Contestant, length time.Duration) (Turn, error) {
+	file, err := b.queryFile(contest.Load, length)
+	if err != nil {
+		return Turn{}, err
+	}
+	args := []string{
+		"-d", file, "-e", "-c", "8", "-T", strconv.Itoa(contest.Threads), "-t", "2",
+		"-q", strconv.Itoa(max(1, b.options.Outstanding/len(one.Targets))),
+		"-l", strconv.FormatFloat(length.Seconds(), 'f', -1, 64),
+	}
+	if contest.Load.once {
+		args = append(args, "-n", "1")
+	}
+	return b.measured(ctx, one, func() (sum Turn, err error) {
+		turns := make([]Turn, len(one.Targets))
+		errs := make([]error, len(one.Targets))
+		var group sync.WaitGroup
+		for i, target := range one.Targets {
+			group.Go(func() {
+				turns[i], errs[i] = generate(ctx, contest.From.node(b.lab), append([]string{"-s", target}, args...), contest.Load.nxdomain)
+			})
 		}
-		sum.Rate += t.Rate
-		sum.Latency += t.Latency * time.Duration(t.Completed)
-		sum.Completed += t.Completed
-		sum.Lost += t.Lost
-		sum.Wrong += t.Wrong
-		sum.Generator += t.Generator
-	}
-	if sum.Completed == 0 {
-		return Turn{}, fmt.Errorf("no query was answered, %d were lost", sum.Lost)
-	}
-	n := float64(sum.Completed)
-	sum.Latency /= time.Duration(sum.Completed)
-	sum.Generator /= n
-	sum.Front = microseconds(after.front-before.front) / n
-	sum.Back = microseconds(after.back-before.back) / n
-	sum.Machine = microseconds(after.machine-before.machine) / n
-	sum.Other = n * (sum.Machine - sum.Sum()) / microseconds(max(1, after.all-before.all))
-	return sum, nil
+		group.Wait()
+		for i, t := range turns {
+			if errs[i] != nil {
+				return Turn{}, errs[i]
+			}
+			sum.Rate += t.Rate
+			sum.Latency += t.Latency * time.Duration(t.Completed)
+			sum.Completed += t.Completed
+			sum.Lost += t.Lost
+			sum.Wrong += t.Wrong
+			sum.Generator += t.Generator
+		}
+		sum.Latency /= time.Duration(max(1, sum.Completed))
+		return sum, nil
+	})
 }
 
 // generate runs dnsperf once. Generator is its whole CPU time, for it can't be divided by the sum of answers yet.
-func generate(ctx context.Context, host *lab.Node, args []string) (Turn, error) {
-	cmd := host.Command(ctx, "dnsperf", args...)
+func generate(ctx context.Context, node *lab.Node, args []string, nxdomain bool) (Turn, error) {
+	cmd := node.Command(ctx, "dnsperf", args...)
 	var out bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &out
 	if err := cmd.Run(); err != nil {
 		return Turn{}, fmt.Errorf("dnsperf %s: %w: %s", strings.Join(args, " "), err, out.String())
 	}
-	turn, err := parse(out.String())
+	turn, err := parse(out.String(), nxdomain)
 	if err != nil {
 		return Turn{}, fmt.Errorf("dnsperf %s: %w:\n%s", strings.Join(args, " "), err, out.String())
 	}
@@ -107,8 +154,8 @@ func generate(ctx context.Context, host *lab.Node, args []string) (Turn, error) 
 	return turn, nil
 }
 
-// parse reads the statistics that dnsperf ends with.
-func parse(out string) (Turn, error) {
+// parse reads the statistics that dnsperf ends with. NXDOMAIN may be a right answer.
+func parse(out string, nxdomain bool) (Turn, error) {
 	// field returns the first word after a label, which every line that is read must have.
 	var missing []string
 	field := func(label string) float64 {
@@ -132,13 +179,16 @@ func parse(out string) (Turn, error) {
 		return Turn{}, fmt.Errorf("no figure for %s in its output", strings.Join(missing, ", "))
 	}
 	// "Response codes: NOERROR 998 (99.80%), SERVFAIL 2 (0.20%)"; without any answer there is no such line.
-	right := 0
-	if _, rest, ok := strings.Cut(out, "NOERROR "); ok {
-		if _, err := fmt.Sscanf(rest, "%d", &right); err != nil {
-			return Turn{}, fmt.Errorf("read the count of NOERROR: %w", err)
+	turn.Wrong = turn.Completed
+	for _, rcode := range []string{"NOERROR ", "NXDOMAIN "} {
+		right := 0
+		if _, rest, ok := strings.Cut(out, rcode); ok && (rcode == "NOERROR " || nxdomain) {
+			if _, err := fmt.Sscanf(rest, "%d", &right); err != nil {
+				return Turn{}, fmt.Errorf("read the count of %s: %w", rcode, err)
+			}
 		}
+		turn.Wrong -= right
 	}
-	turn.Wrong = turn.Completed - right
 	return turn, nil
 }
 

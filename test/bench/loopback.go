@@ -5,8 +5,10 @@ import (
 	"fmt"
 	"io"
 	"net"
-	"slices"
+	"runtime"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/test/lab"
 )
@@ -15,89 +17,137 @@ const loopbackTitle = "TCP over loopback, which is no DNS"
 
 // Loopback is what other programs of a host pay: the throughput of one TCP connection over lo.
 type Loopback struct {
-	Without, With float64 // bytes per second, medians
-	Ratio         float64 // median over the pairs of with over without: neighbours in time
+	Without, With float64 // octets a second, medians
+	// Of each two blocks that follow each other, attached over detached.
+	Ratios []float64
 }
 
-// loopback measures in pairs, without and with the programs attached, and the other way round in every second pair.
+// loopback lets a connection on the host and one on another node take turns, in blocks: without the programs on the host,
+// with them, and so on. The machine's other work changes a rate by much more than the programs, but both connections alike;
+// so the host's is counted in the other's, and that ratio is compared between blocks.
 func (b *bench) loopback(ctx context.Context) (*Loopback, error) {
-	// An attach costs more than a turn here is long, so the pairs are many and the turns short.
-	pairs := 2 * b.options.Rounds
-	var rates [2][]float64
-	var ratios []float64
-	for pair := range pairs {
-		b.options.Progress(fmt.Sprintf("%s: %d of %d", loopbackTitle, pair+1, pairs))
+	var streams [2]*stream
+	for i, node := range []*lab.Node{b.lab.Host(), b.lab.Worker()} {
+		s, err := newStream(node)
+		if err != nil {
+			return nil, err
+		}
+		defer s.close()
+		streams[i] = s
+	}
+	attach := b.attachWith("--dns-endpoint", lab.CoreDNS0v4)
+	result := &Loopback{}
+	var rates, ratios [2][]float64
+	for n := range b.options.Blocks {
+		b.options.Progress(fmt.Sprintf("%s: block %d of %d", loopbackTitle, n+1, b.options.Blocks))
+		attached := n % 2
+		err := []preparation{nil, attach}[attached].with(ctx, func() error {
+			rate, ratio, err := block(streams)
+			rates[attached], ratios[attached] = append(rates[attached], rate), append(ratios[attached], ratio)
+			return err
+		})
+		if err != nil {
+			return nil, err
+		}
+	}
+	result.Without, result.With = median(rates[0]), median(rates[1])
+	result.Ratios = quotients(ratios[1], ratios[0])
+	return result, nil
+}
+
+// block is the first stream's median rate, and the median of what it is of the other's, which goes before it every second time.
+func block(streams [2]*stream) (rate, ratio float64, err error) {
+	var rates, ratios []float64
+	for n := range 40 {
 		var now [2]float64
 		for k := range now {
-			attached := (k + pair) % 2
-			rate, err := b.loopbackTurn(ctx, attached == 1)
-			if err != nil {
-				return nil, err
+			i := (k + n) % 2
+			if now[i], err = streams[i].transfer(); err != nil {
+				return 0, 0, err
 			}
-			now[attached] = rate
-			rates[attached] = append(rates[attached], rate)
 		}
-		ratios = append(ratios, now[1]/now[0])
+		rates, ratios = append(rates, now[0]), append(ratios, now[0]/now[1])
 	}
-	return &Loopback{Without: middle(rates[0]), With: middle(rates[1]), Ratio: middle(ratios)}, nil
+	return median(rates), median(ratios), nil
 }
 
-func middle(values []float64) float64 {
-	slices.Sort(values)
-	return values[len(values)/2]
+// stream is a TCP connection over a node's lo. Each end has a CPU of its own: which of them share one is the scheduler's
+// choice otherwise, and makes the larger difference.
+type stream struct {
+	from, to net.Conn
+	orders   chan int // octets to send
+	results  chan error
 }
 
-func (b *bench) loopbackTurn(ctx context.Context, attached bool) (rate float64, err error) {
-	if attached {
-		detach, err := b.attachWith("--dns-endpoint", lab.CoreDNS0v4)(ctx)
-		if err != nil {
-			return 0, err
-		}
-		defer func() {
-			if detachErr := detach(); err == nil {
-				err = detachErr
-			}
-		}()
-	}
+func newStream(node *lab.Node) (*stream, error) {
+	s := &stream{orders: make(chan int), results: make(chan error, 2)}
 	var listener net.Listener
-	var conn net.Conn
-	err = b.lab.Host().Do(func() (err error) {
+	err := node.Do(func() (err error) {
 		// A socket stays in the namespace that it was made in, so only these calls need be made there.
 		if listener, err = net.Listen("tcp4", "127.0.0.1:0"); err != nil {
 			return err
 		}
-		conn, err = net.Dial("tcp4", listener.Addr().String())
+		s.from, err = net.Dial("tcp4", listener.Addr().String())
 		return err
 	})
 	if listener != nil {
 		defer listener.Close()
 	}
 	if err != nil {
-		return 0, err
+		return nil, err
 	}
-	defer conn.Close()
-	peer, err := listener.Accept()
-	if err != nil {
-		return 0, err
+	if s.to, err = listener.Accept(); err != nil {
+		_ = s.from.Close()
+		return nil, err
 	}
-	defer peer.Close()
-	received := make(chan int64, 1)
-	go func() {
-		n, _ := io.Copy(io.Discard, onlyReader{peer})
-		received <- n
-	}()
-	buffer := make([]byte, 64<<10)
+	received := make(chan int)
+	go onCPU(1, func() {
+		for n := range received {
+			_, err := io.CopyN(io.Discard, onlyReader{s.to}, int64(n))
+			s.results <- err
+		}
+	})
+	go onCPU(0, func() {
+		defer close(received)
+		buffer := make([]byte, 64<<10)
+		for n := range s.orders {
+			received <- n
+			var err error
+			for ; n > 0 && err == nil; n -= len(buffer) {
+				_, err = s.from.Write(buffer)
+			}
+			s.results <- err
+		}
+	})
+	return s, nil
+}
+
+func (s *stream) close() {
+	close(s.orders)
+	_ = s.from.Close()
+	_ = s.to.Close()
+}
+
+// transfer returns octets a second.
+func (s *stream) transfer() (rate float64, err error) {
+	const octets = 512 * 64 << 10 // some ten milliseconds
 	began := time.Now()
-	for time.Since(began) < b.options.Time {
-		if _, err := conn.Write(buffer); err != nil {
+	s.orders <- octets
+	for range 2 { // sent, and received
+		if err := <-s.results; err != nil {
 			return 0, err
 		}
 	}
-	if err := conn.Close(); err != nil {
-		return 0, err
-	}
-	n := <-received
-	return float64(n) / time.Since(began).Seconds(), nil
+	return octets / time.Since(began).Seconds(), nil
+}
+
+// onCPU runs f on a thread that stays on one CPU, if there are so many, and ends with it.
+func onCPU(cpu int, f func()) {
+	runtime.LockOSThread()
+	var set unix.CPUSet
+	set.Set(cpu)
+	_ = unix.SchedSetaffinity(0, &set)
+	f()
 }
 
 // onlyReader hides a connection's own ways to copy, so that the octets are really read.

@@ -1,13 +1,14 @@
-// Command bench measures k2s-dnsbpf side by side with what a host would otherwise ask: the CoreDNS endpoint itself,
-// dnsmasq, unbound, and CoreDNS with `cache` as NodeLocal DNSCache runs it. All are on the lab's host0 and take turns
-// in one run, so that what else the machine does falls on each of them alike; compare ratios, not rates.
+// Command bench measures k2s-dnsbpf side by side with what a host would otherwise ask: the CoreDNS endpoint itself, dnsmasq,
+// unbound, CoreDNS with `cache`, NodeLocal DNSCache's layout, Knot Resolver, systemd-resolved; and with the floor, a program
+// that answers without a look. All are on the lab's host0 and take turns in one run, so that what else the machine does falls
+// on each of them alike; compare ratios, not rates.
 //
-//	bench [-rounds 8] [-time 600ms] [-only TEXT] [-json FILE] [-smoke]
+//	bench [-full] [-rounds N] [-time 300ms] [-only TEXT] [-out DIR] [-smoke]
 package main
 
 import (
+	"cmp"
 	"context"
-	"encoding/json"
 	"errors"
 	"flag"
 	"fmt"
@@ -32,22 +33,28 @@ func main() {
 }
 
 func run(ctx context.Context) (err error) {
-	options := defaults
+	full := flag.Bool("full", false, "all contests, and long enough to tell small differences")
 	smoke := flag.Bool("smoke", false, "only see that it works: the figures mean nothing")
-	file := flag.String("json", "", "write all figures to `FILE` too")
-	flag.IntVar(&options.Rounds, "rounds", options.Rounds, "how often each one has its turn; the medians are reported")
-	flag.DurationVar(&options.Time, "time", options.Time, "how long one turn lasts")
-	flag.StringVar(&options.Only, "only", "", "only contests whose title contains `TEXT`")
+	out := flag.String("out", "", "write the report, each turn's figures and a plot into `DIR` too")
+	rounds := flag.Int("rounds", 0, "how often each one has its turn; the medians are reported (default 3, with -full 5)")
+	length := flag.Duration("time", 0, "how long one turn lasts (default 300ms, with -full 600ms)")
+	only := flag.String("only", "", "only contests whose title contains `TEXT`")
 	flag.Parse()
-	if flag.NArg() > 0 || options.Rounds < 1 || options.Time <= 0 {
+	if flag.NArg() > 0 || *rounds < 0 || *length < 0 {
 		flag.Usage()
 		return errors.New("wrong usage: a positive number of rounds and a positive time, and no arguments")
 	}
-	if *smoke {
+	options := shortOptions
+	switch {
+	case *smoke:
 		options = smokeOptions
+	case *full:
+		options = fullOptions
 	}
+	options.Only = *only
+	options.Rounds, options.Time = cmp.Or(*rounds, options.Rounds), cmp.Or(*length, options.Time)
 	started := time.Now()
-	l, err := lab.New(ctx, lab.Options{})
+	l, err := lab.New(ctx, labOptions)
 	if err != nil {
 		return err
 	}
@@ -62,15 +69,8 @@ func run(ctx context.Context) (err error) {
 		return err
 	}
 	results.Took = time.Since(started)
-	if err := results.write(os.Stdout); err != nil {
+	if err := results.markdown(os.Stdout); err != nil || *out == "" {
 		return err
 	}
-	if *file == "" {
-		return nil
-	}
-	content, err := json.MarshalIndent(results, "", "  ")
-	if err != nil {
-		return err
-	}
-	return os.WriteFile(*file, append(content, '\n'), 0o644)
+	return results.write(*out)
 }

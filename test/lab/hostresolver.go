@@ -97,6 +97,15 @@ func (l *Lab) startDnsmasq(ctx context.Context, args []string) (*Server, error) 
 // /run/systemd/resolve. Servers are what its configuration file names; without any it knows those of links only, and
 // reads /etc/resolv.conf where that is not its own.
 func (l *Lab) Resolved(ctx context.Context, servers ...string) (*Server, error) {
+	return l.startResolved(ctx, "debug", "Creating stub listener", servers)
+}
+
+// ResolvedAtSpeed starts one that does not log its queries.
+func (l *Lab) ResolvedAtSpeed(ctx context.Context, servers ...string) (*Server, error) {
+	return l.startResolved(ctx, "info", "Using system hostname", servers)
+}
+
+func (l *Lab) startResolved(ctx context.Context, level, ready string, servers []string) (*Server, error) {
 	dir, err := resolvedDir()
 	if err != nil {
 		return nil, err
@@ -120,10 +129,10 @@ func (l *Lab) Resolved(ctx context.Context, servers ...string) (*Server, error) 
 	s := &Server{
 		name: "systemd-resolved", node: host, addr4: mustAddr(Stub),
 		argv: []string{
-			"env", "LD_LIBRARY_PATH=" + filepath.Join(dir, "lib"), "SYSTEMD_LOG_LEVEL=debug", "SYSTEMD_LOG_TARGET=console",
+			"env", "LD_LIBRARY_PATH=" + filepath.Join(dir, "lib"), "SYSTEMD_LOG_LEVEL=" + level, "SYSTEMD_LOG_TARGET=console",
 			filepath.Join(dir, "systemd-resolved"),
 		},
-		ready: "Creating stub listener",
+		ready: ready,
 		isQuery: func(line string) (Query, bool) {
 			_, rest, ok := strings.Cut(line, "Looking up RR for ") // "name IN A."
 			f := strings.Fields(strings.TrimSuffix(rest, "."))
