@@ -35,6 +35,7 @@ const (
 	steered   = "k2s-dnsbpf, steered"
 	forwarded = "k2s-dnsbpf, forwarded"
 	userSpace = "k2s-dnsbpf --no-bpf"
+	byTurns   = "by turns, without a state"
 )
 
 func (b *bench) contests() []*Contest {
@@ -155,6 +156,7 @@ func (b *bench) twoEndpoints() *Contest {
 		Contestants: []*Contestant{
 			{Name: directly, Targets: []string{lab.CoreDNS0v4, lab.CoreDNS1v4}, front: nobody},
 			{Name: "kube-proxy's rules", Targets: []string{service, service}, prepare: b.kubeProxy, front: nobody},
+			{Name: byTurns, Targets: []string{service, service}, prepare: b.turnByTurn, front: nobody},
 			{Name: steered, Targets: []string{ours, ours}, prepare: b.attachWith(settings...), front: b.daemons},
 		},
 	}
@@ -181,6 +183,25 @@ func (b *bench) kubeProxy(ctx context.Context) (func() error, error) {
 	return func() error {
 		return b.lab.Host().Run(context.WithoutCancel(ctx), "nft", "delete table ip kube-proxy; delete table ip6 kube-proxy")
 	}, nil
+}
+
+// turnByTurn loads rules that give one query to each endpoint in turn, and no more: what that alone costs, since a server that
+// gets every second query of a burst is woken as often as one that gets them all.
+func (b *bench) turnByTurn(ctx context.Context) (func() error, error) {
+	const rules = `table ip by-turns {
+	chain output {
+		type route hook output priority mangle;
+		ip daddr ` + lab.KubeDNS4 + ` udp dport 53 ip daddr set numgen inc mod 2 map { 0 : ` + lab.CoreDNS0v4 + `, 1 : ` + lab.CoreDNS1v4 + ` }
+	}
+	chain prerouting {
+		type filter hook prerouting priority mangle;
+		ip saddr { ` + lab.CoreDNS0v4 + `, ` + lab.CoreDNS1v4 + ` } udp sport 53 ip saddr set ` + lab.KubeDNS4 + `
+	}
+}`
+	if err := b.lab.Host().Run(ctx, "nft", rules); err != nil {
+		return nil, err
+	}
+	return func() error { return b.lab.Host().Run(context.WithoutCancel(ctx), "nft", "delete table ip by-turns") }, nil
 }
 
 // daemons are the processes of k2s-dnsbpf in host0. The pid that it gives itself means nothing outside.

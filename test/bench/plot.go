@@ -71,10 +71,15 @@ func (r *Results) plot(w io.Writer) error {
 		}
 		top += height + gap
 	}
-	text := fmt.Sprintf("%s, %d CPUs, Linux %s; %s; %s, medians and the least and most of %d rounds; asked from the host by one thread",
-		r.Host.CPU, r.Host.CPUs, r.Host.Kernel, r.Host.Versions[0], r.Options.command(), r.Options.Rounds)
-	label(&body, gap, top, "start", "#555", text)
-	_, err := fmt.Fprintf(w, `<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 %[1]d %[2]d" width="%[1]d" height="%[2]d" font-family="sans-serif" font-size="12">
+	for _, text := range []string{
+		strings.Join(r.Host.Versions, "; "),
+		fmt.Sprintf("%s, %d CPUs, Linux %s; %s: medians of %d rounds, and their least and most; asked from the host by one thread",
+			r.Host.CPU, r.Host.CPUs, r.Host.Kernel, r.Options.command(), r.Options.Rounds),
+	} {
+		label(&body, gap, top, "start", "#555", text)
+		top += barHeight
+	}
+	_, err := fmt.Fprintf(w, `<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 %[1]d %[2]d" width="%[1]d" height="%[2]d" font-family="sans-serif" font-size="11">
 <rect width="100%%" height="100%%" fill="#fff"/>
 %[3]s</svg>
 `, 2*panelWidth+gap, top+gap, body.String())
@@ -96,8 +101,11 @@ func (p panel) draw(w io.Writer, left, top int) {
 	for i, b := range p.bars {
 		y := top + (i+1)*barHeight
 		colour := "#9aa5b1"
-		if strings.HasPrefix(b.name, "k2s-dnsbpf") {
+		switch {
+		case strings.HasPrefix(b.name, "k2s-dnsbpf"):
 			colour = "#00848e"
+		case b.name == theFloor:
+			colour = "#d5dbe1"
 		}
 		label(w, left+nameWidth-8, y+barHeight/2, "end", "#000", b.name)
 		fmt.Fprintf(w, "<rect x=\"%d\" y=\"%d\" width=\"%.1f\" height=\"%d\" fill=\"%s\"/>\n", left+nameWidth, y+2, length(b.value), barHeight-4, colour)
