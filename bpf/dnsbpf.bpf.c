@@ -10,6 +10,7 @@
 #include <linux/pkt_cls.h>
 
 #include "lib/answer.h"
+#include "lib/cache.h"
 #include "lib/common.h"
 #include "lib/config.h"
 #include "lib/dns.h"
@@ -131,10 +132,19 @@ static __always_inline enum dns_reason admit(const struct __sk_buff *skb, const 
 	return DNS_OK;
 }
 
-/* Return: a steered* reason with the scratch's group set, or why the query is passed. Invalidates all packet pointers.
+/* Does another server have the port there, that answers whom we do not? */
+static __always_inline bool is_refused_later(const struct dns_query *query)
+{
+	return !query->local && query->listener->scope == DNS_SCOPE_SHARED && !query->scratch->may_ask;
+}
+
+/*
+ * Return: answered_cached with a reply in the scratch, a steered* reason with the scratch's group set, or why the query
+ * is passed. Invalidates all packet pointers.
  */
 static __always_inline enum dns_reason read_query(struct __sk_buff *skb, struct dns_pkt *pkt, struct dns_query *query)
 {
+	bool cached = query->config->answers;
 	void *data, *data_end;
 	enum dns_reason reason;
 
@@ -145,7 +155,14 @@ static __always_inline enum dns_reason read_query(struct __sk_buff *skb, struct 
 	reason = parse_query(data, data_end, cfg_query_size_max, pkt, query->scratch);
 	if (reason != DNS_OK)
 		return reason;
-	return route_query(data, data_end, pkt, query->scratch, query->config, query->listener->scope);
+	if (cached && !(pkt->asked & DNS_ASKED_ODD) && !is_refused_later(query)) {
+		load_question(skb, pkt->dns_off + sizeof(struct dnshdr));
+		if (find_reply(skb, pkt, query->listener->scope, query->local))
+			return DNS_REASON_answered_cached;
+	} else {
+		cached = false;
+	}
+	return route_query(skb, pkt, query->scratch, query->config, query->listener->scope, cached);
 }
 
 /* Send a query to an endpoint of its group. Return: a TC verdict; *reason changes where that is not what happens. */
@@ -155,8 +172,7 @@ static __always_inline int steer_query(struct __sk_buff *skb, const struct dns_p
 	struct dns_rewrite to = {};
 	enum dns_reason failure;
 
-	if (*reason == DNS_REASON_steered && !query->local && query->listener->scope == DNS_SCOPE_SHARED &&
-	    !query->scratch->may_ask) {
+	if (*reason == DNS_REASON_steered && is_refused_later(query)) {
 		*reason = DNS_REASON_refused_source;
 		return TC_ACT_SHOT;
 	}
@@ -191,6 +207,8 @@ static __always_inline int handle_query(struct __sk_buff *skb, bool local)
 		reason = read_query(skb, &pkt, &query);
 	if (reason == DNS_REASON_steered || reason == DNS_REASON_steered_fallback)
 		verdict = steer_query(skb, &pkt, &query, &reason);
+	else if (reason == DNS_REASON_answered_cached)
+		verdict = answer_cached(skb, &pkt, query.scratch, local, &reason);
 	count(query.listener->scope, reason);
 	return verdict;
 }
@@ -257,6 +275,7 @@ int dns_from_backend(struct __sk_buff *skb)
 	enum dns_reason reason;
 	enum dns_scope scope;
 	struct dns_pkt pkt = {};
+	__u32 asked, generation;
 	int verdict = PASS;
 	__u32 zero = 0;
 
@@ -272,12 +291,14 @@ int dns_from_backend(struct __sk_buff *skb)
 	if (!scratch || load_addrs(data, data_end, &pkt) || is_odd_skb(skb) || pull(skb, pkt.dns_end))
 		return PASS;
 
-	reason = decide_reply((void *)(long)skb->data, (void *)(long)skb->data_end, &pkt, scratch, config, skb->ifindex,
-	                      &scope, &to);
+	reason = decide_reply(skb, &pkt, scratch, config, &scope, &asked, &generation, &to);
 	if (reason == DNS_NOT_OURS)
 		return PASS;
-	if (reason == DNS_REASON_replied)
+	if (reason == DNS_REASON_replied) {
+		if (config->answers)
+			offer_reply(skb, &pkt, scratch, asked, generation);
 		verdict = apply_tc(skb, &pkt, &to, &reason);
+	}
 	count(scope, reason);
 	return verdict;
 }

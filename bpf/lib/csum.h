@@ -15,6 +15,13 @@ static __always_inline __u32 csum_fold32(__u64 sum)
 	return (sum & 0xffffffff) + (sum >> 32);
 }
 
+/* Return: the sum of 16 bits, not inverted. */
+static __always_inline __u32 csum_fold16(__u32 sum)
+{
+	sum = (sum & 0xffff) + (sum >> 16);
+	return (sum & 0xffff) + (sum >> 16);
+}
+
 static __always_inline __u32 csum_diff(const __be32 *from, const __be32 *to, __u32 words, __u32 seed)
 {
 	__u64 sum = seed;

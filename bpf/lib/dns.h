@@ -22,10 +22,13 @@ struct dnshdr {
 #define DNS_OPCODE_MASK_BE bpf_htons(0x7800)
 #define DNS_FLAG_RD_BE     bpf_htons(0x0100)
 #define DNS_FLAG_RA_BE     bpf_htons(0x0080)
+#define DNS_FLAG_TC_BE     bpf_htons(0x0200)
 #define DNS_FLAG_CD_BE     bpf_htons(0x0010)
+#define DNS_FLAG_DO_BE     bpf_htons(0x8000) /* of an OPT record */
 #define DNS_SERVFAIL_BE    bpf_htons(2)
 #define DNS_CLASS_IN_BE    bpf_htons(1)
 #define DNS_TYPE_OPT_BE    bpf_htons(41)
+#define DNS_SIZE_MIN       512 /* octets of a message that everybody takes (RFC 1035 section 2.3.4) */
 #define DNS_EDNS_PADDING   12 /* RFC 7830 */
 
 /* Behind the name of a question. */
@@ -211,14 +214,22 @@ static __always_inline void load_name(void *data, void *data_end, __u32 offset, 
 /*
  * load_question - have the question that parse_question() found ready in the scratch: the name, and the hash that a
  * query and its reply are compared by, of QNAME without regard to case and QTYPE
+ * @offset: see load_name()
  *
- * The hash is of the name's wire form: find_zone(), later, gives the name its dots.
+ * The hash is of the name's wire form: find_zone(), later, gives the name its dots. A global function, so that the
+ * verifier looks at its loop once. Return: always 0.
  */
-static __always_inline void load_question(void *data, void *data_end, __u32 offset, struct dns_scratch *scratch,
-                                          __u64 seed)
+__noinline int load_question(struct __sk_buff *skb, __u32 offset)
 {
-	load_name(data, data_end, offset, scratch);
-	scratch->question_hash = hash_name(hash_word(seed, scratch->qtype_be), 0, scratch->name_length);
+	__u32 zero = 0;
+	struct dns_scratch *scratch = bpf_map_lookup_elem(&dns_scratch, &zero);
+	struct dns_config *config = bpf_map_lookup_elem(&dns_config, &zero);
+
+	if (!scratch || !config)
+		return 0;
+	load_name((void *)(long)skb->data, (void *)(long)skb->data_end, offset, scratch);
+	scratch->question_hash = hash_name(hash_word(config->question_seed, scratch->qtype_be), 0, scratch->name_length);
+	return 0;
 }
 
 /* What follows the question of a plain query: nothing, or one OPT record of EDNS version 0 that ends the message. */
@@ -243,7 +254,19 @@ static __always_inline enum dns_reason parse_additional(void *data, void *data_e
 		return DNS_REASON_passed_malformed;
 	pkt->opt_size_off = offset + __builtin_offsetof(struct dns_opt, udp_size);
 	pkt->opt_size_be = opt->udp_size;
+	if (opt->flags & DNS_FLAG_DO_BE)
+		pkt->asked |= DNS_ASKED_DO;
+	if (opt->flags & ~DNS_FLAG_DO_BE || opt->extended_rcode || opt->rdlength)
+		pkt->asked |= DNS_ASKED_ODD;
 	return DNS_OK;
+}
+
+/* What a query's header asks for: RD, AD and CD. Any other bit is for a server to judge. */
+static __always_inline __u16 asked_bits(__u16 flags)
+{
+	__u16 asked = (flags >> 8 & DNS_ASKED_RD) | (flags >> 4 & DNS_ASKED_AD) | (flags >> 2 & DNS_ASKED_CD);
+
+	return flags & ~0x0130 ? asked | DNS_ASKED_ODD : asked;
 }
 
 /*
@@ -270,6 +293,7 @@ static __always_inline enum dns_reason parse_query(void *data, void *data_end, _
 	if (length > size_max)
 		return DNS_REASON_passed_oversize;
 	pkt->id = bpf_ntohs(hdr->id);
+	pkt->asked = asked_bits(bpf_ntohs(hdr->flags));
 	reason = parse_question(data, data_end, pkt->dns_off + sizeof(*hdr), length - sizeof(*hdr), scratch);
 	if (reason != DNS_OK)
 		return reason;

@@ -105,6 +105,61 @@ struct {
 } dns_stats SEC(".maps");
 
 /*
+ * The cache of answers. Written by the daemon, the elements through shared memory. Not pinned: other programs than those
+ * of the daemon that vouches for the answers must not give them.
+ */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, DNS_ANSWERS_SMALL_MAX + DNS_ANSWERS_LARGE_MAX);
+	__type(key, __u64);   /* of question_hash and DNS_ASKED_* */
+	__type(value, __u32); /* an element's number */
+} dns_answers_index SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, DNS_ANSWERS_SMALL_MAX);
+	__type(key, __u32);
+	__type(value, struct dns_answer_small);
+	__uint(map_flags, BPF_F_MMAPABLE);
+} dns_answers_small SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, DNS_ANSWERS_LARGE_MAX);
+	__type(key, __u32);
+	__type(value, struct dns_answer_large);
+	__uint(map_flags, BPF_F_MMAPABLE);
+} dns_answers_large SEC(".maps");
+
+/* How often each element was used, the small ones first: exact for the first time only. Set to 0 by the daemon. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, DNS_ANSWERS_SMALL_MAX + DNS_ANSWERS_LARGE_MAX);
+	__type(key, __u32);
+	__type(value, __u64);
+	__uint(map_flags, BPF_F_MMAPABLE);
+} dns_answers_used SEC(".maps");
+
+/* Which questions have been asked lately: a flood of names that nobody asks twice is not offered. */
+#define DNS_SEEN 65536 /* elements, a power of two */
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, DNS_SEEN);
+	__type(key, __u32);
+	__type(value, __u32);
+} dns_seen SEC(".maps");
+
+/* Replies that may become answers. Read by the daemon; what does not fit is lost. */
+struct {
+	__uint(type, BPF_MAP_TYPE_RINGBUF);
+	__uint(max_entries, 1 << 20); /* octets */
+} dns_offers SEC(".maps");
+
+#define DNS_MESSAGE_MAX 1232 /* octets of a reply that is offered or answered */
+#define DNS_REQUEST_MAX 292  /* of a query that is answered, with its UDP header: the longest name and an OPT record */
+
+/*
  * The question under examination: too large for the stack. A program is not interrupted by another of ours on its CPU,
  * since all of them run with bottom halves off.
  */
@@ -127,7 +182,23 @@ struct dns_scratch {
 	__u16 backends4;
 	__u16 backends6;
 
+	__u64 offers_lost; /* by offer_reply() */
+
 	__u64 draws; /* how often a NAT port was drawn for, of all packets */
+
+	/* Then by find_answer(), a copy that nobody writes to, and by build_answer(), of what is behind the question. */
+	struct dns_answer answer;
+	__u8 answer_data[4096 + 64]; /* with room for what the verifier can't rule out: a place, and as much from there */
+	__u32 fence;                       /* see read_fence() */
+	__u32 answer_age;                  /* seconds, rounded up */
+	__u32 reply_length;                /* octets behind the question, at answer.body_off */
+	__u32 reply_sum;                   /* of them */
+	__u8 run[2048];
+
+	/* Apart: no query is looked at while its reply is. */
+	struct dns_offer offer;
+	__u8 offer_message[2048];
+	__u8 request[512]; /* a query's UDP datagram, of which the checksum is taken */
 };
 
 struct {

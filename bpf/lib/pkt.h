@@ -34,6 +34,7 @@ struct dns_pkt {
 
 	/* Set by parse_query(). */
 	__u16 id;
+	__u16 asked;        /* DNS_ASKED_* */
 	__u16 opt_size_off; /* offset of the OPT record's UDP payload size, 0 without OPT */
 	__be16 opt_size_be;
 };

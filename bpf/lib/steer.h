@@ -53,19 +53,21 @@ static __always_inline struct dns_backend *pick_backend(const struct dns_scratch
 
 /*
  * route_query - which group answers this query?
+ * @loaded: is the question in the scratch?
  *
  * Return: a steered* reason with the scratch's group set, or passed_external.
  */
-static __always_inline enum dns_reason route_query(void *data, void *data_end, const struct dns_pkt *pkt,
+static __always_inline enum dns_reason route_query(struct __sk_buff *skb, const struct dns_pkt *pkt,
                                                    struct dns_scratch *scratch, const struct dns_config *config,
-                                                   enum dns_scope scope)
+                                                   enum dns_scope scope, bool loaded)
 {
 	bool in_zone = may_be_in_zone(scratch, config);
 	bool dead = !in_zone && needs_fallback(config, scope);
 
 	if (!in_zone && !dead)
 		return DNS_REASON_passed_external;
-	load_question(data, data_end, pkt->dns_off + sizeof(struct dnshdr), scratch, config->question_seed);
+	if (!loaded)
+		load_question(skb, pkt->dns_off + sizeof(struct dnshdr));
 	if (in_zone && find_zone())
 		return DNS_REASON_steered;
 	if ((dead || needs_fallback(config, scope)) && find_fallback(scratch))
@@ -112,6 +114,8 @@ static __always_inline enum dns_reason decide_query(const struct dns_pkt *pkt, s
 	flow->scope = scope;
 	flow->local = local;
 	flow->out_ifindex = backend->out_ifindex;
+	flow->generation = config->generation;
+	flow->asked = pkt->asked;
 
 	__builtin_memcpy(&to->src, backend->nat_addr, sizeof(to->src));
 	__builtin_memcpy(&to->dst, backend->addr, sizeof(to->dst));
@@ -130,10 +134,12 @@ static __always_inline enum dns_reason decide_query(const struct dns_pkt *pkt, s
  *
  * Return: DNS_REASON_replied with the rewrite set and the flow closed, a reply_* reason, or DNS_NOT_OURS.
  */
-static __always_inline enum dns_reason decide_reply(void *data, void *data_end, struct dns_pkt *pkt,
+static __always_inline enum dns_reason decide_reply(struct __sk_buff *skb, struct dns_pkt *pkt,
                                                     struct dns_scratch *scratch, const struct dns_config *config,
-                                                    __u32 ifindex, enum dns_scope *scope, struct dns_rewrite *to)
+                                                    enum dns_scope *scope, __u32 *asked, __u32 *generation,
+                                                    struct dns_rewrite *to)
 {
+	void *data = (void *)(long)skb->data, *data_end = (void *)(long)skb->data_end;
 	struct dnshdr *hdr = data + (pkt->dns_off & 0x7f);
 	__u32 length = pkt->dns_end - pkt->dns_off;
 	struct dns_flow *flow;
@@ -146,7 +152,7 @@ static __always_inline enum dns_reason decide_reply(void *data, void *data_end, 
 		return DNS_NOT_OURS;
 	started = flow->started_ns;
 	if (!started || flow->id != bpf_ntohs(hdr->id) || flow->endpoint_port != pkt->sport ||
-	    flow->out_ifindex != ifindex || !addr_equal(flow->endpoint, &pkt->src))
+	    flow->out_ifindex != skb->ifindex || !addr_equal(flow->endpoint, &pkt->src))
 		return DNS_NOT_OURS;
 
 	*scope = flow->scope;
@@ -158,7 +164,7 @@ static __always_inline enum dns_reason decide_reply(void *data, void *data_end, 
 		return DNS_REASON_reply_malformed;
 	if (parse_question(data, data_end, pkt->dns_off + sizeof(*hdr), length - sizeof(*hdr), scratch) != DNS_OK)
 		return DNS_REASON_reply_malformed;
-	load_question(data, data_end, pkt->dns_off + sizeof(*hdr), scratch, config->question_seed);
+	load_question(skb, pkt->dns_off + sizeof(*hdr));
 	if (scratch->question_hash != flow->question_hash)
 		return DNS_REASON_reply_question;
 
@@ -168,6 +174,8 @@ static __always_inline enum dns_reason decide_reply(void *data, void *data_end, 
 	to->dport = flow->client_port;
 	to->ifindex = flow->ifindex;
 	to->local = flow->local;
+	*asked = flow->asked;
+	*generation = flow->generation;
 	timed = flow->timed_ns;
 	if (!flow_release(flow, started))
 		return DNS_NOT_OURS;

@@ -48,11 +48,13 @@ struct dns_config {
 	__u64 heartbeat_limit_ns; /* a daemon silent for longer is dead; 0: it is never taken for dead */
 	__u16 nat_port_min;       /* NAT ports are drawn from [min, min + count) */
 	__u16 nat_port_count;     /* at most DNS_NAT_PORTS_MAX */
-	__u16 reserved;
+	__u16 answers; /* 1: queries are answered from dns_answers_*, and replies offered in dns_offers */
 	__u16 zone_shapes_count;
 	struct dns_zone_shape zone_shapes[DNS_ZONE_SHAPES_MAX]; /* of dns_zones, without repetition, longest first */
+	__u32 generation; /* of what the daemon knows of the cluster: a query's reply is offered with the one of its start */
+	__u32 reserved;
 };
-_Static_assert(sizeof(struct dns_config) == 120, "layout is shared with user space");
+_Static_assert(sizeof(struct dns_config) == 128, "layout is shared with user space");
 
 struct dns_listener_key {
 	__u8 addr[16];
@@ -137,8 +139,85 @@ struct dns_flow {
 	enum dns_scope scope;
 	__u32 local;       /* 1: entered on lo, the reply is delivered to lo's ingress */
 	__u32 out_ifindex; /* interface that it left through, and that the reply must come in on */
+	__u32 generation;  /* of dns_config when it was steered */
+	__u32 asked;       /* DNS_ASKED_* */
 };
-_Static_assert(sizeof(struct dns_flow) == 96, "layout is shared with user space");
+_Static_assert(sizeof(struct dns_flow) == 104, "layout is shared with user space");
+
+/*
+ * The bits of a query that change its answer besides the question: part of the key of dns_answers_index. An odd one has
+ * others, or EDNS options, which a server judges.
+ */
+#define DNS_ASKED_RD  1
+#define DNS_ASKED_AD  2
+#define DNS_ASKED_CD  4
+#define DNS_ASKED_DO  8
+#define DNS_ASKED_ODD 0x80
+
+/* A value of dns_answers_index: an element of dns_answers_large with this bit, else of dns_answers_small. */
+#define DNS_ANSWER_LARGE 0x80000000
+
+#define DNS_ANSWERS_SMALL_MAX 16384
+#define DNS_ANSWERS_LARGE_MAX 2048
+
+/* Octets of an element's data. In a large one fit: the longest name, so many offsets, and the body of a message. */
+#define DNS_ANSWER_SMALL_DATA 288
+#define DNS_ANSWER_LARGE_DATA 1536
+#define DNS_ANSWER_TTLS_MAX   64
+
+/* For cluster names nobody else forgets, so a daemon that was silent for so long makes an answer worthless. */
+#define DNS_ANSWER_SILENCE_NS 5000000000ULL
+
+/*
+ * What a question is answered with. An element's data has, one behind the other, the name in lower case and in wire
+ * form, a __u16 for each record, which is the offset of its TTL in the body, and the body: all that follows the
+ * question of the reply, without an OPT record.
+ *
+ * The daemon writes it through shared memory while programs read: with an odd sequence, or one that has changed
+ * meanwhile, what was read is worthless.
+ */
+struct dns_answer {
+	__u32 sequence;
+	__u32 scopes;    /* 1 << enum dns_scope: where it may be given */
+	__u64 stored_ns; /* CLOCK_MONOTONIC_COARSE: when its source gave it */
+	__u64 life_ns;   /* and for how long it may be given then */
+	__u32 sum;       /* Internet checksum of the body with all TTLs zero, not inverted, as if at an even offset */
+	__u16 qtype;
+	__u16 asked;     /* DNS_ASKED_* */
+	__be16 flags_be; /* of the header, with RCODE */
+	__be16 counts_be[3];
+	__u16 name_length; /* with the root label; without padding */
+	__u16 ttls_off;
+	__u16 ttls_count;
+	__u16 body_off;
+	__u16 body_length;
+	__u16 run_off; /* in the body: records that change places */
+	__u16 run_count;
+	__u16 run_stride;
+	__u16 opt_size; /* the server's UDP payload size, 0: as the asker's */
+	__u16 vouched;  /* 1: worthless without a living daemon */
+	__u32 reserved;
+};
+_Static_assert(sizeof(struct dns_answer) == 64, "layout is shared with user space");
+
+struct dns_answer_small {
+	struct dns_answer head;
+	__u8 data[DNS_ANSWER_SMALL_DATA];
+};
+
+struct dns_answer_large {
+	struct dns_answer head;
+	__u8 data[DNS_ANSWER_LARGE_DATA];
+};
+
+/* A record of dns_offers: a reply that was delivered, the message behind it. */
+struct dns_offer {
+	__u64 replied_ns; /* CLOCK_MONOTONIC_COARSE */
+	__u32 generation;
+	__u16 asked;
+	__u16 length; /* octets of the message */
+};
+_Static_assert(sizeof(struct dns_offer) == 16, "layout is shared with user space");
 
 /* dns_stats[scope], per CPU. */
 struct dns_counters {

@@ -13,6 +13,42 @@ import (
 	"github.com/cilium/ebpf"
 )
 
+type dnsbpfDnsAnswer struct {
+	_          structs.HostLayout
+	Sequence   uint32
+	Scopes     uint32
+	StoredNs   uint64
+	LifeNs     uint64
+	Sum        uint32
+	Qtype      uint16
+	Asked      uint16
+	FlagsBe    uint16
+	CountsBe   [3]uint16
+	NameLength uint16
+	TtlsOff    uint16
+	TtlsCount  uint16
+	BodyOff    uint16
+	BodyLength uint16
+	RunOff     uint16
+	RunCount   uint16
+	RunStride  uint16
+	OptSize    uint16
+	Vouched    uint16
+	Reserved   uint32
+}
+
+type dnsbpfDnsAnswerLarge struct {
+	_    structs.HostLayout
+	Head dnsbpfDnsAnswer
+	Data [1536]uint8
+}
+
+type dnsbpfDnsAnswerSmall struct {
+	_    structs.HostLayout
+	Head dnsbpfDnsAnswer
+	Data [288]uint8
+}
+
 type dnsbpfDnsBackend struct {
 	_          structs.HostLayout
 	Addr       [16]uint8
@@ -37,9 +73,11 @@ type dnsbpfDnsConfig struct {
 	HeartbeatLimitNs uint64
 	NatPortMin       uint16
 	NatPortCount     uint16
-	Reserved         uint16
+	Answers          uint16
 	ZoneShapesCount  uint16
 	ZoneShapes       [32]dnsbpfDnsZoneShape
+	Generation       uint32
+	Reserved         uint32
 }
 
 type dnsbpfDnsCounters struct {
@@ -68,6 +106,7 @@ type dnsbpfDnsCounters struct {
 	RefusedMessage   uint64
 	SteeredFallback  uint64
 	AnsweredFailure  uint64
+	AnsweredCached   uint64
 	LatencyUsLog2    [24]uint64
 }
 
@@ -87,6 +126,8 @@ type dnsbpfDnsFlow struct {
 	Scope        dnsbpfDnsScope
 	Local        uint32
 	OutIfindex   uint32
+	Generation   uint32
+	Asked        uint32
 }
 
 type dnsbpfDnsListener struct {
@@ -99,6 +140,14 @@ type dnsbpfDnsListenerKey struct {
 	Addr     [16]uint8
 	Port     uint16
 	Reserved uint16
+}
+
+type dnsbpfDnsOffer struct {
+	_          structs.HostLayout
+	RepliedNs  uint64
+	Generation uint32
+	Asked      uint16
+	Length     uint16
 }
 
 type dnsbpfDnsPrefix struct {
@@ -130,7 +179,18 @@ type dnsbpfDnsScratch struct {
 	Group        uint32
 	Backends4    uint16
 	Backends6    uint16
+	OffersLost   uint64
 	Draws        uint64
+	Answer       dnsbpfDnsAnswer
+	AnswerData   [4160]uint8
+	Fence        uint32
+	AnswerAge    uint32
+	ReplyLength  uint32
+	ReplySum     uint32
+	Run          [2048]uint8
+	Offer        dnsbpfDnsOffer
+	OfferMessage [2048]uint8
+	Request      [512]uint8
 }
 
 type dnsbpfDnsSource struct {
@@ -160,23 +220,31 @@ type dnsbpfDnsZoneShape struct {
 //
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
-	dnsbpfMapDnsBackends     = "dns_backends"
-	dnsbpfMapDnsConfig       = "dns_config"
-	dnsbpfMapDnsFlows        = "dns_flows"
-	dnsbpfMapDnsListeners    = "dns_listeners"
-	dnsbpfMapDnsReplyVia     = "dns_reply_via"
-	dnsbpfMapDnsScratch      = "dns_scratch"
-	dnsbpfMapDnsSources      = "dns_sources"
-	dnsbpfMapDnsStats        = "dns_stats"
-	dnsbpfMapDnsTurns        = "dns_turns"
-	dnsbpfMapDnsZones        = "dns_zones"
-	dnsbpfProgDnsFilter      = "dns_filter"
-	dnsbpfProgDnsFromBackend = "dns_from_backend"
-	dnsbpfProgDnsFromClient  = "dns_from_client"
-	dnsbpfProgDnsFromHost    = "dns_from_host"
-	dnsbpfVarCfgDnsPort      = "cfg_dns_port"
-	dnsbpfVarCfgEdnsSizeMax  = "cfg_edns_size_max"
-	dnsbpfVarCfgQuerySizeMax = "cfg_query_size_max"
+	dnsbpfMapDnsAnswersIndex  = "dns_answers_index"
+	dnsbpfMapDnsAnswersLarge  = "dns_answers_large"
+	dnsbpfMapDnsAnswersSmall  = "dns_answers_small"
+	dnsbpfMapDnsAnswersUsed   = "dns_answers_used"
+	dnsbpfMapDnsBackends      = "dns_backends"
+	dnsbpfMapDnsConfig        = "dns_config"
+	dnsbpfMapDnsFlows         = "dns_flows"
+	dnsbpfMapDnsListeners     = "dns_listeners"
+	dnsbpfMapDnsOffers        = "dns_offers"
+	dnsbpfMapDnsReplyVia      = "dns_reply_via"
+	dnsbpfMapDnsScratch       = "dns_scratch"
+	dnsbpfMapDnsSeen          = "dns_seen"
+	dnsbpfMapDnsSources       = "dns_sources"
+	dnsbpfMapDnsStats         = "dns_stats"
+	dnsbpfMapDnsTurns         = "dns_turns"
+	dnsbpfMapDnsZones         = "dns_zones"
+	dnsbpfProgDnsFilter       = "dns_filter"
+	dnsbpfProgDnsFromBackend  = "dns_from_backend"
+	dnsbpfProgDnsFromClient   = "dns_from_client"
+	dnsbpfProgDnsFromHost     = "dns_from_host"
+	dnsbpfVarCfgAnswersSmall  = "cfg_answers_small"
+	dnsbpfVarCfgDnsPort       = "cfg_dns_port"
+	dnsbpfVarCfgEdnsSizeMax   = "cfg_edns_size_max"
+	dnsbpfVarCfgQuerySizeMax  = "cfg_query_size_max"
+	dnsbpfVarCfgWeaklyOrdered = "cfg_weakly_ordered"
 )
 
 // loadDnsbpf returns the embedded CollectionSpec for dnsbpf.
@@ -231,25 +299,33 @@ type dnsbpfProgramSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type dnsbpfMapSpecs struct {
-	DnsBackends  *ebpf.MapSpec `ebpf:"dns_backends"`
-	DnsConfig    *ebpf.MapSpec `ebpf:"dns_config"`
-	DnsFlows     *ebpf.MapSpec `ebpf:"dns_flows"`
-	DnsListeners *ebpf.MapSpec `ebpf:"dns_listeners"`
-	DnsReplyVia  *ebpf.MapSpec `ebpf:"dns_reply_via"`
-	DnsScratch   *ebpf.MapSpec `ebpf:"dns_scratch"`
-	DnsSources   *ebpf.MapSpec `ebpf:"dns_sources"`
-	DnsStats     *ebpf.MapSpec `ebpf:"dns_stats"`
-	DnsTurns     *ebpf.MapSpec `ebpf:"dns_turns"`
-	DnsZones     *ebpf.MapSpec `ebpf:"dns_zones"`
+	DnsAnswersIndex *ebpf.MapSpec `ebpf:"dns_answers_index"`
+	DnsAnswersLarge *ebpf.MapSpec `ebpf:"dns_answers_large"`
+	DnsAnswersSmall *ebpf.MapSpec `ebpf:"dns_answers_small"`
+	DnsAnswersUsed  *ebpf.MapSpec `ebpf:"dns_answers_used"`
+	DnsBackends     *ebpf.MapSpec `ebpf:"dns_backends"`
+	DnsConfig       *ebpf.MapSpec `ebpf:"dns_config"`
+	DnsFlows        *ebpf.MapSpec `ebpf:"dns_flows"`
+	DnsListeners    *ebpf.MapSpec `ebpf:"dns_listeners"`
+	DnsOffers       *ebpf.MapSpec `ebpf:"dns_offers"`
+	DnsReplyVia     *ebpf.MapSpec `ebpf:"dns_reply_via"`
+	DnsScratch      *ebpf.MapSpec `ebpf:"dns_scratch"`
+	DnsSeen         *ebpf.MapSpec `ebpf:"dns_seen"`
+	DnsSources      *ebpf.MapSpec `ebpf:"dns_sources"`
+	DnsStats        *ebpf.MapSpec `ebpf:"dns_stats"`
+	DnsTurns        *ebpf.MapSpec `ebpf:"dns_turns"`
+	DnsZones        *ebpf.MapSpec `ebpf:"dns_zones"`
 }
 
 // dnsbpfVariableSpecs contains global variables before they are loaded into the kernel.
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type dnsbpfVariableSpecs struct {
-	CfgDnsPort      *ebpf.VariableSpec `ebpf:"cfg_dns_port"`
-	CfgEdnsSizeMax  *ebpf.VariableSpec `ebpf:"cfg_edns_size_max"`
-	CfgQuerySizeMax *ebpf.VariableSpec `ebpf:"cfg_query_size_max"`
+	CfgAnswersSmall  *ebpf.VariableSpec `ebpf:"cfg_answers_small"`
+	CfgDnsPort       *ebpf.VariableSpec `ebpf:"cfg_dns_port"`
+	CfgEdnsSizeMax   *ebpf.VariableSpec `ebpf:"cfg_edns_size_max"`
+	CfgQuerySizeMax  *ebpf.VariableSpec `ebpf:"cfg_query_size_max"`
+	CfgWeaklyOrdered *ebpf.VariableSpec `ebpf:"cfg_weakly_ordered"`
 }
 
 // dnsbpfObjects contains all objects after they have been loaded into the kernel.
@@ -272,26 +348,38 @@ func (o *dnsbpfObjects) Close() error {
 //
 // It can be passed to loadDnsbpfObjects or ebpf.CollectionSpec.LoadAndAssign.
 type dnsbpfMaps struct {
-	DnsBackends  *ebpf.Map `ebpf:"dns_backends"`
-	DnsConfig    *ebpf.Map `ebpf:"dns_config"`
-	DnsFlows     *ebpf.Map `ebpf:"dns_flows"`
-	DnsListeners *ebpf.Map `ebpf:"dns_listeners"`
-	DnsReplyVia  *ebpf.Map `ebpf:"dns_reply_via"`
-	DnsScratch   *ebpf.Map `ebpf:"dns_scratch"`
-	DnsSources   *ebpf.Map `ebpf:"dns_sources"`
-	DnsStats     *ebpf.Map `ebpf:"dns_stats"`
-	DnsTurns     *ebpf.Map `ebpf:"dns_turns"`
-	DnsZones     *ebpf.Map `ebpf:"dns_zones"`
+	DnsAnswersIndex *ebpf.Map `ebpf:"dns_answers_index"`
+	DnsAnswersLarge *ebpf.Map `ebpf:"dns_answers_large"`
+	DnsAnswersSmall *ebpf.Map `ebpf:"dns_answers_small"`
+	DnsAnswersUsed  *ebpf.Map `ebpf:"dns_answers_used"`
+	DnsBackends     *ebpf.Map `ebpf:"dns_backends"`
+	DnsConfig       *ebpf.Map `ebpf:"dns_config"`
+	DnsFlows        *ebpf.Map `ebpf:"dns_flows"`
+	DnsListeners    *ebpf.Map `ebpf:"dns_listeners"`
+	DnsOffers       *ebpf.Map `ebpf:"dns_offers"`
+	DnsReplyVia     *ebpf.Map `ebpf:"dns_reply_via"`
+	DnsScratch      *ebpf.Map `ebpf:"dns_scratch"`
+	DnsSeen         *ebpf.Map `ebpf:"dns_seen"`
+	DnsSources      *ebpf.Map `ebpf:"dns_sources"`
+	DnsStats        *ebpf.Map `ebpf:"dns_stats"`
+	DnsTurns        *ebpf.Map `ebpf:"dns_turns"`
+	DnsZones        *ebpf.Map `ebpf:"dns_zones"`
 }
 
 func (m *dnsbpfMaps) Close() error {
 	return _DnsbpfClose(
+		m.DnsAnswersIndex,
+		m.DnsAnswersLarge,
+		m.DnsAnswersSmall,
+		m.DnsAnswersUsed,
 		m.DnsBackends,
 		m.DnsConfig,
 		m.DnsFlows,
 		m.DnsListeners,
+		m.DnsOffers,
 		m.DnsReplyVia,
 		m.DnsScratch,
+		m.DnsSeen,
 		m.DnsSources,
 		m.DnsStats,
 		m.DnsTurns,
@@ -303,9 +391,11 @@ func (m *dnsbpfMaps) Close() error {
 //
 // It can be passed to loadDnsbpfObjects or ebpf.CollectionSpec.LoadAndAssign.
 type dnsbpfVariables struct {
-	CfgDnsPort      *ebpf.Variable `ebpf:"cfg_dns_port"`
-	CfgEdnsSizeMax  *ebpf.Variable `ebpf:"cfg_edns_size_max"`
-	CfgQuerySizeMax *ebpf.Variable `ebpf:"cfg_query_size_max"`
+	CfgAnswersSmall  *ebpf.Variable `ebpf:"cfg_answers_small"`
+	CfgDnsPort       *ebpf.Variable `ebpf:"cfg_dns_port"`
+	CfgEdnsSizeMax   *ebpf.Variable `ebpf:"cfg_edns_size_max"`
+	CfgQuerySizeMax  *ebpf.Variable `ebpf:"cfg_query_size_max"`
+	CfgWeaklyOrdered *ebpf.Variable `ebpf:"cfg_weakly_ordered"`
 }
 
 // dnsbpfPrograms contains all programs after they have been loaded into the kernel.

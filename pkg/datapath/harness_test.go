@@ -18,6 +18,7 @@ import (
 	"github.com/miekg/dns"
 	"golang.org/x/sys/unix"
 
+	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/answers/ready"
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/internal/pktgen"
 )
 
@@ -113,7 +114,7 @@ func newHarness(tb testing.TB, zones ...string) *harness {
 		m.Pinning = ebpf.PinNone
 	}
 	h := &harness{Datapath: newDatapath(Options{NATPorts: natPorts, FlowTimeout: DefaultFlowTimeout})}
-	if err := spec.LoadAndAssign(&h.objects, nil); err != nil {
+	if h.objects, err = loadSpec(spec, nil); err != nil {
 		tb.Fatalf("%v", describeLoadError(err))
 	}
 	tb.Cleanup(func() {
@@ -121,6 +122,9 @@ func newHarness(tb testing.TB, zones ...string) *harness {
 			tb.Error(err)
 		}
 	})
+	if h.answers, err = newAnswers(&h.objects); err != nil {
+		tb.Fatal(err)
+	}
 	if err := h.configure(); err != nil {
 		tb.Fatal(err)
 	}
@@ -214,7 +218,7 @@ func (h *harness) run(tb testing.TB, name Program, frame []byte, context []byte)
 		tb.Fatal(err)
 	}
 	// More room than the frame: a kernel that grew it would otherwise fail the call and hide what it did.
-	run := ebpf.RunOptions{Data: frame, DataOut: make([]byte, len(frame)+256)}
+	run := ebpf.RunOptions{Data: frame, DataOut: make([]byte, len(frame)+2048)}
 	if context != nil {
 		run.Context = context
 	}
@@ -256,7 +260,7 @@ func (h *harness) expectIn(tb testing.TB, program Program, frame []byte, scope S
 	switch reason {
 	case notOurs:
 		want = nil
-	case "answered_failure":
+	case "answered_failure", "answered_cached":
 		wantVerdict = "ok"
 		if program == FromClient {
 			wantVerdict = "redirect"
@@ -359,6 +363,8 @@ func (h *harness) steerAs(tb testing.TB, program Program, f family, frame []byte
 		Ifindex:      uint32(as.replies),
 		Scope:        dnsbpfDnsScope(as.scope),
 		OutIfindex:   loIfindex, // of all endpoints
+		Asked:        referenceAsked(in.Payload),
+		Generation:   h.config.Generation,
 	}
 	if timed := q.flow.TimedNs != 0; timed != isTimed(got.Source.Port()) {
 		tb.Errorf("NAT port %d: latency sampled: %v", got.Source.Port(), timed)
@@ -370,6 +376,19 @@ func (h *harness) steerAs(tb testing.TB, program Program, f family, frame []byte
 		tb.Errorf("flow\ngot  %+v\nwant %+v", q.flow, wantFlow)
 	}
 	return q
+}
+
+// referenceAsked are the DNS_ASKED_* of a query that is steered.
+func referenceAsked(payload []byte) uint32 {
+	if q, ok := ready.ParseQuery(payload); ok {
+		return uint32(q.Asked)
+	}
+	bits := binary.BigEndian.Uint16(payload[2:])
+	asked := uint32(0x80) | uint32(bits>>8&1) | uint32(bits>>5&1)<<1 | uint32(bits>>4&1)<<2
+	if at := referenceQuery(payload).sizeOffset; at != 0 && payload[at+4]&0x80 != 0 {
+		asked |= 8
+	}
+	return asked
 }
 
 // referenceSteering is a frame as it must leave, given the NAT port that was drawn.

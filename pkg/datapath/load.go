@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strings"
 	"sync"
@@ -41,6 +42,8 @@ type Options struct {
 	TrafficControl TrafficControl
 	// XDPProgram returns the kernel's ID of the XDP program on an interface, 0 without one. Needed where an ingress filter is.
 	XDPProgram func(ifindex int) (uint32, error)
+	// Answers is how large the cache of answers is.
+	Answers AnswersSize
 	// ForceTrafficControl uses TrafficControl on kernels with TCX as well.
 	ForceTrafficControl bool
 }
@@ -56,6 +59,7 @@ func (r PortRange) count() int { return int(r.Last) - int(r.First) + 1 }
 type Datapath struct {
 	options Options
 	objects dnsbpfObjects
+	answers *Answers
 
 	mu      sync.Mutex          // serialises writers of maps and links
 	group   uint32              // the newest number that a group was given
@@ -158,7 +162,18 @@ func (d *Datapath) load() error {
 	if err := d.dropStrangePins(); err != nil {
 		return err
 	}
-	return loadDnsbpfObjects(&d.objects, &ebpf.CollectionOptions{Maps: ebpf.MapOptions{PinPath: d.mapDir()}})
+	spec, err := loadDnsbpf()
+	if err != nil {
+		return err
+	}
+	if err := d.options.Answers.size(spec); err != nil {
+		return err
+	}
+	if d.objects, err = loadSpec(spec, &ebpf.CollectionOptions{Maps: ebpf.MapOptions{PinPath: d.mapDir()}}); err != nil {
+		return err
+	}
+	d.answers, err = newAnswers(&d.objects)
+	return err
 }
 
 // dropStrangePins removes what has the place of a map's pin and is no map: a dead daemon could not look after its pins.
@@ -198,11 +213,19 @@ func CheckLoad() error {
 	if err := rlimit.RemoveMemlock(); err != nil {
 		return fmt.Errorf("load BPF programs: lift the memlock limit: %w", describeLoadError(err))
 	}
-	var objects dnsbpfObjects
-	if err := spec.LoadAndAssign(&objects, nil); err != nil {
+	objects, err := loadSpec(spec, nil)
+	if err != nil {
 		return fmt.Errorf("load BPF programs: %w", describeLoadError(err))
 	}
 	return objects.Close()
+}
+
+// loadSpec loads the object for this machine.
+func loadSpec(spec *ebpf.CollectionSpec, options *ebpf.CollectionOptions) (objects dnsbpfObjects, err error) {
+	if err := spec.Variables[dnsbpfVarCfgWeaklyOrdered].Set(runtime.GOARCH != "amd64"); err != nil {
+		return objects, fmt.Errorf("set a constant: %w", err)
+	}
+	return objects, spec.LoadAndAssign(&objects, options)
 }
 
 func newDatapath(options Options) *Datapath {
@@ -362,7 +385,7 @@ func (d *Datapath) writeConfig(config dnsbpfDnsConfig) error {
 func (d *Datapath) Close() error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	errs := []error{d.objects.Close()}
+	errs := []error{d.answers.close(), d.objects.Close()}
 	for _, l := range d.links {
 		errs = append(errs, l.Close())
 	}

@@ -6,9 +6,11 @@ import (
 	"encoding/binary"
 	"errors"
 	"net/netip"
+	"strings"
 	"testing"
 
 	"github.com/cilium/ebpf"
+	"github.com/miekg/dns"
 	"golang.org/x/sys/unix"
 
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/internal/pktgen"
@@ -21,6 +23,9 @@ const (
 	skbPriority skbField = 32
 )
 
+// grows is in the names of packets that become longer.
+const grows = ", cached"
+
 // way is a packet that a program rewrites.
 type way struct {
 	name    string
@@ -29,11 +34,12 @@ type way struct {
 	frame   []byte
 }
 
-// eachWay visits a query each way in with its reply, and a query that becomes its own failure; over both IP versions,
+// eachWay visits a query each way in with its reply, and a query that becomes its own failure or is answered from the
+// cache; over both IP versions,
 // with and without an OPT record that changes, and without a checksum. The flow of a reply is open.
 func eachWay(t *testing.T, visit func(t *testing.T, w way)) {
 	t.Helper()
-	h, failing := newHarness(t), newHarness(t)
+	h, failing, cached, truncated := newHarness(t), newHarness(t), newHarness(t), newHarness(t)
 	failing.replaceScope(t, ScopeShared)
 	failing.replaceAllowed(t, netip.PrefixFrom(client4.Addr(), 32), netip.PrefixFrom(client6.Addr(), 128))
 	failing.replaceZones(t, []string{testZone})
@@ -61,10 +67,24 @@ func eachWay(t *testing.T, visit func(t *testing.T, w way)) {
 					run(name+", no checksum, reply", h, FromBackend, "redirect", replyFrame(q, answer(t, q), none))
 				}
 			}
+			var asked dns.Msg
+			if err := asked.Unpack(message); err != nil {
+				t.Fatal(err)
+			}
+			cached.give(t, made(t, message, asked.Question[0].Name+" 5 IN A 172.21.0.10"))
+			truncated.give(t, made(t, message, addresses(strings.TrimSuffix(asked.Question[0].Name, "."), 60)...))
 			for program, verdict := range map[Program]string{FromHost: "ok", FromClient: "redirect"} {
 				run(name+", failure", failing, program, verdict, f.query(message))
+				run(name+grows, cached, program, verdict, f.query(message))
+				if asked.IsEdns0() == nil {
+					run(name+", truncated", truncated, program, verdict, f.query(message))
+				}
 				if f.client.Addr().Is4() {
 					run(name+", no checksum, failure", failing, program, verdict, f.query(message, none))
+					run(name+", no checksum"+grows, cached, program, verdict, f.query(message, none))
+					if asked.IsEdns0() == nil {
+						run(name+", no checksum, truncated", truncated, program, verdict, f.query(message, none))
+					}
 				}
 			}
 		}
@@ -78,7 +98,7 @@ func TestForgetSender(t *testing.T) {
 	run := func(t *testing.T, w way) (mark, priority uint32) {
 		t.Helper()
 		after := make([]byte, len(marked))
-		code, err := w.program.Run(&ebpf.RunOptions{Data: w.frame, DataOut: make([]byte, len(w.frame)+256), Context: marked, ContextOut: after})
+		code, err := w.program.Run(&ebpf.RunOptions{Data: w.frame, DataOut: make([]byte, len(w.frame)+2048), Context: marked, ContextOut: after})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -107,7 +127,7 @@ const testChecksumComplete = 1 << 2
 // A device's sum over the whole packet stays right.
 func TestChecksumComplete(t *testing.T) {
 	run := func(program *ebpf.Program, frame []byte) (verdict string, err error) {
-		code, err := program.Run(&ebpf.RunOptions{Data: frame, DataOut: make([]byte, len(frame)+256), Flags: testChecksumComplete})
+		code, err := program.Run(&ebpf.RunOptions{Data: frame, DataOut: make([]byte, len(frame)+2048), Flags: testChecksumComplete})
 		return verdictName(code), err
 	}
 	frame := families[0].query(nil)
@@ -115,6 +135,9 @@ func TestChecksumComplete(t *testing.T) {
 		t.Skip("a test run of this kernel does not sum up a frame: that came with 6.15")
 	}
 	eachWay(t, func(t *testing.T, w way) {
+		if strings.HasSuffix(w.name, grows) {
+			return // the kernel lets go of a device's sum then, but a test run compares what is left of it
+		}
 		verdict, err := run(w.program, w.frame)
 		switch {
 		case errors.Is(err, unix.EBADMSG):

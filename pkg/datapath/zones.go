@@ -78,11 +78,15 @@ func newZoneKey(zone string) (zoneKey, error) {
 func (k zoneKey) hash() uint64 {
 	hash := uint64(k.length)
 	for offset := uint32(0); offset < k.length; offset += 8 {
-		word := binary.LittleEndian.Uint64(k.wire[offset:])
-		hash = (hash ^ word) * 0x9e3779b97f4a7c15
-		hash ^= hash >> 32
+		hash = hashWord(hash, binary.LittleEndian.Uint64(k.wire[offset:]))
 	}
 	return hash
+}
+
+// hashWord is hash_word() of dns.h.
+func hashWord(hash, word uint64) uint64 {
+	hash = (hash ^ word) * 0x9e3779b97f4a7c15
+	return hash ^ hash>>32
 }
 
 // ReplaceZones makes the given zones the steered ones, and backends the endpoints of all of them. Each zone switches

@@ -9,10 +9,7 @@ import (
 
 // Answer is what a query is answered with. It is never changed.
 type Answer struct {
-	Name  string // of the question, in wire form and lower case
-	Type  uint16
-	Asked Asked
-
+	Key
 	// Flags are the second word of the header, as the source gave it.
 	Flags uint16
 	// Counts are those of the answer, authority and additional section, an OPT record left out.
@@ -101,4 +98,24 @@ func appendOPT(buf []byte, size uint16, asked Asked) []byte {
 	}
 	buf = binary.BigEndian.AppendUint32(buf, ttl)
 	return binary.BigEndian.AppendUint16(buf, 0)
+}
+
+// Sum is the Internet checksum (RFC 1071) of the Body with all TTLs zero, not inverted and in the machine's byte order, as if the
+// Body began at an even offset.
+func (a *Answer) Sum() uint32 {
+	body := append([]byte(nil), a.Body...)
+	for _, offset := range a.TTLs {
+		clear(body[offset : offset+4])
+	}
+	if len(body)%2 != 0 {
+		body = append(body, 0)
+	}
+	var sum uint32
+	for i := 0; i < len(body); i += 2 {
+		sum += uint32(binary.NativeEndian.Uint16(body[i:]))
+	}
+	for sum > 0xffff {
+		sum = sum&0xffff + sum>>16
+	}
+	return sum
 }

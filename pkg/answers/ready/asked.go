@@ -43,11 +43,16 @@ const (
 	plainQueryFlags      uint16 = flagRecursionDesired | flagAuthenticData | flagCheckingDisabled
 )
 
-// Query is what of a query an answer depends on.
-type Query struct {
+// Key is what a query and its answer have in common.
+type Key struct {
 	Name  string // of the question, in wire form and lower case
 	Type  uint16
 	Asked Asked
+}
+
+// Query is what of a query an answer depends on.
+type Query struct {
+	Key
 	// EDNS says that it has an OPT record, Size what that says of the asker's buffer, in octets.
 	EDNS bool
 	Size uint16
@@ -71,7 +76,7 @@ func ParseQuery(msg []byte) (q Query, ok bool) {
 	if name == nil || binary.BigEndian.Uint16(msg[end-2:]) != dns.ClassINET {
 		return q, false
 	}
-	q = Query{Name: lower(name), Type: binary.BigEndian.Uint16(msg[end-questionTail:])}
+	q.Key = Key{Name: lower(name), Type: binary.BigEndian.Uint16(msg[end-questionTail:])}
 	for bit, asked := range map[uint16]Asked{
 		flagRecursionDesired: RecursionDesired, flagAuthenticData: AuthenticData, flagCheckingDisabled: CheckingDisabled,
 	} {

@@ -49,7 +49,7 @@ func Make(q *Query, reply []byte, zone string, limits Limits) (*Answer, Refusal)
 		return nil, refusal
 	}
 	m := maker{
-		answer: &Answer{Name: q.Name, Type: q.Type, Asked: q.Asked, Flags: flags(reply) &^ flagZ, Life: largestTTL},
+		answer: &Answer{Key: q.Key, Flags: flags(reply) &^ flagZ, Life: largestTTL},
 		reply:  reply, zone: dns.CanonicalName(zone), start: end, seen: make(map[string]int),
 	}
 	if m.qname, _, _ = dns.UnpackDomainName([]byte(q.Name), 0); m.qname == "" {
