@@ -27,6 +27,7 @@ var leaves = []string{"pkg/answers/ready", "pkg/internal/errno", "pkg/internal/p
 // only leaves; the daemon joins them. Packages of the test module need no row if they import none of ours.
 var rooms = map[string][]string{
 	"cmd/k2s-dnsbpf":             {"pkg/client", "pkg/config", "pkg/control", "pkg/daemon", "pkg/diagnose", "pkg/guardian", "pkg/host", "pkg/rundir", "pkg/status"},
+	"pkg/answers/coherence":      {"pkg/cluster"},
 	"pkg/answers/ready":          {},
 	"pkg/client":                 {"pkg/config", "pkg/control", "pkg/datapath", "pkg/diagnose", "pkg/discovery", "pkg/forwarder", "pkg/guardian", "pkg/handover", "pkg/host", "pkg/netdev", "pkg/plan", "pkg/resolvconf", "pkg/rundir", "pkg/state", "pkg/status"},
 	"pkg/cluster":                {},
@@ -82,7 +83,7 @@ var linuxOnly = []string{"pkg/client", "pkg/daemon", "pkg/datapath", "pkg/guardi
 var systems = []string{"darwin", "linux", "windows"}
 
 // pure are the rooms that are the same on every system: they neither do I/O nor look at a clock.
-var pure = []string{"pkg/answers/ready", "pkg/cluster", "pkg/internal/say", "pkg/plan"}
+var pure = []string{"pkg/answers/coherence", "pkg/answers/ready", "pkg/cluster", "pkg/internal/say", "pkg/plan"}
 
 // impure are imports, by their prefix, that a pure room does without, and clocks are what it does not call.
 var (
