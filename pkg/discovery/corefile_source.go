@@ -55,7 +55,7 @@ func (w *Watcher) fallbackMaps(service *corev1.Service) []string {
 	if len(service.Spec.Selector) == 0 {
 		names = names[:1]
 	}
-	return unique(names)
+	return distinct(names)
 }
 
 // layout finds out how the container behind the Service reads its Corefile.
@@ -245,7 +245,7 @@ func (c *readCorefile) serve(s *zoneSet, found string, ports []uint16, stubs boo
 	}
 	tell(s.problem, cluster)
 	tell(s.note, others)
-	domain := unique(append(z.cluster, slices.DeleteFunc(slices.Clone(c.domain), func(zone string) bool { return !slices.Contains(names, zone) })...))
+	domain := distinct(append(z.cluster, slices.DeleteFunc(slices.Clone(c.domain), func(zone string) bool { return !slices.Contains(names, zone) })...))
 	if len(ports) > 0 { // else it is not known yet which of them are served there
 		c.domain, c.served, c.unseen = domain, names, unseen
 	}

@@ -67,7 +67,7 @@ type servedZones struct {
 	unclear bool     // some zone can't be known
 }
 
-func (s servedZones) names() []string { return unique(slices.Concat(s.cluster, s.others)) }
+func (s servedZones) names() []string { return distinct(slices.Concat(s.cluster, s.others)) }
 
 // zones returns the zones that CoreDNS serves itself at one of ports, and with
 // stubs also those that it forwards.
@@ -100,9 +100,9 @@ func (c *corefile) zones(ports []uint16, stubs bool) (servedZones, error) {
 	if r.noted > maxNotes {
 		s.notes = append(s.notes, fmt.Sprintf("the Corefile gives reason for %d more notes", r.noted-maxNotes))
 	}
-	s.cluster = slices.DeleteFunc(unique(s.cluster), tooWide)
-	s.others = slices.DeleteFunc(unique(s.others), tooWide)
-	s.notes = unique(s.notes)
+	s.cluster = slices.DeleteFunc(distinct(s.cluster), tooWide)
+	s.others = slices.DeleteFunc(distinct(s.others), tooWide)
+	s.notes = distinct(s.notes)
 	if len(s.cluster)+len(s.others) > maxCorefileZones {
 		return servedZones{}, errCorefileTooLarge
 	}
@@ -365,7 +365,7 @@ func tooWide(zone string) bool {
 }
 
 // unique drops repetitions and keeps the order.
-func unique(texts []string) []string {
+func distinct(texts []string) []string {
 	var out []string
 	seen := make(map[string]struct{}, len(texts))
 	for _, t := range texts {

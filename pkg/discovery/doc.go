@@ -41,6 +41,8 @@
 // Nodes are many: they come in pages, and what is kept of each is its name, its
 // podCIDRs and its topology zone.
 //
+// Only with [Options.Changes] all Services, EndpointSlices and namespaces are followed too, as scripts/rbac-coherence.yaml allows.
+//
 // [Lookup], behind "k2s-dnsbpf check", is for a person with a kubeconfig of their
 // own. It needs more: get and list on services and list on endpointslices, in the
 // namespace of the Service that is looked up by name, in all of them for one

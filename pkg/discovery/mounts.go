@@ -35,7 +35,7 @@ func (l layout) configMaps() (names []string) {
 	for _, m := range l.mounts {
 		names = append(names, m.configMap)
 	}
-	return unique(names)
+	return distinct(names)
 }
 
 // sources returns where the Corefile may be from: a directory can be made of several ConfigMaps.

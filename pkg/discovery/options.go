@@ -7,6 +7,8 @@ import (
 	"strings"
 
 	"go.uber.org/zap"
+
+	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/cluster"
 )
 
 // Defaults of [Options].
@@ -52,6 +54,10 @@ type Options struct {
 
 	// NodeName is the name of this host's Node, for Prefer. Default the host's name.
 	NodeName string
+
+	// Changes is told every change of Services, EndpointSlices and namespaces, and of the Corefile, one at a time and in
+	// order, from goroutines of Run. It must not block, nor call the Watcher. Default: none, and nothing of that is asked for.
+	Changes func(cluster.Change)
 
 	// Env looks up an environment variable. Default os.Getenv.
 	Env func(key string) string

@@ -39,13 +39,19 @@ type timeouts struct {
 	// else there is one before each watch.
 	relist time.Duration
 
+	// spread is the longest time that reading all objects of the cluster waits: nodes that start together do not ask together.
+	spread time.Duration
+
+	// gap is how long a watch of all objects may take to open again until changes count as missed.
+	gap time.Duration
+
 	// renew is how often the kubeconfig, and what it names, is read again; beside
 	// that whenever the apiserver refuses us.
 	renew time.Duration
 }
 
 var defaultTimeouts = timeouts{
-	list: 15 * time.Second, open: 90 * time.Second, grace: 30 * time.Second, settle: 5 * time.Second, relist: time.Hour, renew: 10 * time.Second,
+	list: 15 * time.Second, open: 90 * time.Second, grace: 30 * time.Second, settle: 5 * time.Second, relist: time.Hour, spread: 10 * time.Second, gap: time.Second, renew: 10 * time.Second,
 }
 
 // errRestored is the cause with which watches are cancelled that began in another past.

@@ -39,6 +39,9 @@ func (w *Watcher) follow(ctx context.Context, name string) (next string, err err
 	if err := w.begin(name); err != nil {
 		return "", err
 	}
+	for _, follower := range w.followers(w.api) {
+		wg.Go(func() { follower(ctx) })
+	}
 	run(w.services)
 	run(w.slices)
 	renew := time.NewTicker(w.timeouts.renew)

@@ -15,6 +15,8 @@ import (
 	utilnet "k8s.io/apimachinery/pkg/util/net"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
+
+	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/cluster"
 )
 
 // Watcher follows the CoreDNS Service of a cluster. It implements [Source].
@@ -44,6 +46,9 @@ type Watcher struct {
 	renewal    string // what keeps a changed kubeconfig from use, empty for nothing
 
 	corefile readCorefile
+
+	feed *feed
+	told told // what the feed has told; for its followers, one each
 }
 
 // New finds the kubeconfig and prepares a Watcher. It reads files but does not
@@ -121,6 +126,7 @@ func newWatcher(c kubernetes.Interface, o Options, where string, t timeouts) *Wa
 		connection: connection{api: c, where: where},
 	}
 	w.health = newHealth(w.log, w.look)
+	w.feed, w.told = newFeed(o.Changes, o.Logger), newTold()
 	return w
 }
 
@@ -156,7 +162,11 @@ func (w *Watcher) Run(ctx context.Context) error {
 func (w *Watcher) update() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
+	before := w.corefile.input
 	next := w.build()
+	if w.corefile.input != before {
+		w.feed.say(cluster.Change{Kind: cluster.KindCorefile})
+	}
 	if w.current != nil && w.current.Equal(next) {
 		return
 	}
