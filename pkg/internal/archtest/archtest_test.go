@@ -62,6 +62,7 @@ var rooms = map[string][]string{
 	"test/bench":      {"test/lab"},
 	"test/cluster":    {"test/lab"},
 	"test/cmd/labctl": {"test/lab"},
+	"test/coherence":  {"pkg/answers/coherence", "pkg/cluster", "pkg/discovery", "test/cluster", "test/lab"},
 	"test/e2e":        {"test/cluster", "test/lab"},
 	"test/kernel":     {"test/lab"},
 }
