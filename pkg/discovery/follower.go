@@ -79,19 +79,25 @@ func pause(ctx context.Context, d time.Duration) bool {
 	}
 }
 
-// run follows until ctx ends.
+// run follows until ctx ends. All nodes begin together, and after a restart of the apiserver, whose memory of changes begins
+// anew, they have to read everything again together: both are spread.
 func (f *follower[T]) run(ctx context.Context) {
 	delays := retries()
-	for wait := time.Duration(rand.Int64N(int64(f.timeouts.spread) + 1)); pause(ctx, wait); wait = delays.Step() {
+	for wait := f.spread(); pause(ctx, wait); {
 		began := time.Now()
 		err := f.session(ctx)
 		f.feed.behind(f.resource, oneLine(err))
 		if time.Since(began) > watchLifetime {
 			delays = retries()
 		}
+		if wait = delays.Step(); isExpired(err) {
+			wait = f.spread()
+		}
 	}
 	f.feed.behind(f.resource, context.Canceled)
 }
+
+func (f *follower[T]) spread() time.Duration { return rand.N(f.timeouts.spread + time.Nanosecond) }
 
 // session reads everything, and follows it for as long as nothing is missed. Its error is never nil.
 func (f *follower[T]) session(ctx context.Context) error {

@@ -9,6 +9,7 @@ import (
 	"crypto/ecdsa"
 	"crypto/elliptic"
 	"crypto/rand"
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -321,6 +322,16 @@ func answersFrom(node *lab.Node, url string) func(context.Context) error {
 
 func (c *Cluster) startEtcd(ctx context.Context) error {
 	return c.etcd.start(ctx, c.answers("http://127.0.0.1:2379/health"))
+}
+
+// APIServerCPU is what the running apiserver has used since it began.
+func (c *Cluster) APIServerCPU() (time.Duration, error) {
+	c.apiserver.mu.Lock()
+	defer c.apiserver.mu.Unlock()
+	if c.apiserver.cmd == nil {
+		return 0, errors.New("the apiserver does not run")
+	}
+	return lab.CPUTime(c.apiserver.cmd.Process.Pid)
 }
 
 // StartAPIServer starts the apiserver, again if it was stopped, and returns when it is ready. Its objects are etcd's.

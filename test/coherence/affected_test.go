@@ -62,7 +62,7 @@ func TestKubernetesAffected(t *testing.T) {
 	seed := uint64(time.Now().UnixNano())
 	t.Logf("seed %d", seed)
 	w := &world{t: t, ctx: ctx, c: c, random: rand.New(rand.NewPCG(seed, 0)), dns: pods[0].Addr4(), state: coherence.New(zone)}
-	w.listen()
+	w.listen(kube.AdminKubeconfig)
 	w.await(func(c cluster.Change) bool { return c.Kind == cluster.KindSynced })
 	w.prepareMarks()
 	w.settle()
@@ -91,14 +91,14 @@ func TestKubernetesAffected(t *testing.T) {
 	}
 }
 
-// listen starts the follower.
-func (w *world) listen() {
+// listen starts a follower with a kubeconfig of host0.
+func (w *world) listen(kubeconfig string) {
 	self, err := os.Executable()
 	if err != nil {
 		w.t.Fatal(err)
 	}
 	cmd := w.c.Host().Command(w.ctx, self)
-	cmd.Env, cmd.Stderr = append(os.Environ(), modeEnv+"="+modePrint, configEnv+"="+kube.AdminKubeconfig), os.Stderr
+	cmd.Env, cmd.Stderr = append(os.Environ(), modeEnv+"="+modePrint, configEnv+"="+kubeconfig), os.Stderr
 	out, err := cmd.StdoutPipe()
 	if err != nil {
 		w.t.Fatal(err)
