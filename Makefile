@@ -105,7 +105,7 @@ test-cluster: ## run the tests in the lab with a real Kubernetes
 	@scripts/bootstrap test
 	@$(MAKE) --no-print-directory build helpers cluster
 	$(call say,end-to-end tests with Kubernetes)
-	cd test && $(GOTEST) -timeout 30m -run '^TestKubernetes' -parallel 3 ./e2e
+	cd test && $(GOTEST) -timeout 30m -run '^TestKubernetes' -parallel 3 ./e2e ./coherence
 
 test-long: ## run what takes long: all faults, sizes, cycles; everything with the race detector
 	@scripts/bootstrap test

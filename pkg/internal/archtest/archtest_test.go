@@ -72,6 +72,7 @@ var testLeaves = []string{"pkg/internal/peer/peertest", "pkg/internal/sample"}
 
 // testRooms says what tests alone may import besides.
 var testRooms = map[string][]string{
+	"pkg/discovery":  {"pkg/answers/coherence"}, // what is kept of a cluster, together
 	"pkg/datapath":   {"pkg/internal/pktgen", "pkg/netdev"},
 	"pkg/resolvconf": {"pkg/state/hostfs/faultfs"},
 	"pkg/state":      {"pkg/state/hostfs/faultfs"},
