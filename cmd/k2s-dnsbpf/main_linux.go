@@ -7,7 +7,7 @@ import (
 )
 
 func commands() []*cobra.Command {
-	return []*cobra.Command{newAttachCommand(), newDetachCommand(), newRestoreCommand(), newStatusCommand(), newCheckCommand(), newDoctorCommand()}
+	return []*cobra.Command{newAttachCommand(), newDetachCommand(), newRestoreCommand(), newStatusCommand(), newCacheCommand(), newCheckCommand(), newDoctorCommand()}
 }
 
 // asGuardian runs the guardian if this process was started as one.

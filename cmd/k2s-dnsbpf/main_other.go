@@ -11,7 +11,7 @@ import (
 
 // commands are those that need a Linux host. They give scripts a reason instead of "unknown command".
 func commands() (all []*cobra.Command) {
-	for _, name := range []string{"attach", "detach", "restore", "status", "check", "doctor"} {
+	for _, name := range []string{"attach", "detach", "restore", "status", "cache", "check", "doctor"} {
 		all = append(all, &cobra.Command{
 			Use:                name,
 			Short:              "Needs a Linux host",

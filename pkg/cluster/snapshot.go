@@ -144,6 +144,12 @@ type Zone struct {
 
 	// Cluster marks a zone of CoreDNS's plugin for the cluster itself. Others are what a Corefile serves beside it.
 	Cluster bool
+
+	// Uncached says why none of its answers may be kept: they depend on who asks, or on what is not understood. Empty if they may.
+	Uncached string
+
+	// Unvouched says that some of its answers come from what is no object of the cluster, so that no change of them is told.
+	Unvouched bool
 }
 
 // Reverse reports whether the zone holds names of addresses (RFC 1035 section 3.5,

@@ -99,6 +99,8 @@ type Config struct {
 	InPlace            bool               `json:"inPlace,omitempty"`
 	OverrideImmutable  bool               `json:"overrideImmutable,omitempty"`
 	BPF                bool               `json:"bpf"`
+	Cache              bool               `json:"cache"`
+	CacheOff           []string           `json:"cacheOff,omitempty"`
 	Wait               time.Duration      `json:"wait"`
 	Linger             time.Duration      `json:"linger"`
 	ResolvConf         string             `json:"resolvConf"`

@@ -84,7 +84,7 @@ func TestSameSettings(t *testing.T) {
 // TestFileThatIsNone: what can't be meant, and what was meant perhaps.
 func TestFileThatIsNone(t *testing.T) {
 	for text, says := range map[string]string{
-		"zonez: [a]\n": "did you mean zones?", "POD_CIDRS: []\n": "did you mean podCIDRs?", "cache: off\n": "no such key",
+		"zonez: [a]\n": "did you mean zones?", "POD_CIDRS: []\n": "did you mean podCIDRs?", "chroot: off\n": "no such key",
 		"zones: [a]\n---\nzones: [b]\n": "a second document", "- zones\n": "write keys with values", "zones\n": "write keys with values",
 	} {
 		_, err := Load(t.Context(), writeFile(t, text), true)

@@ -93,6 +93,14 @@ var table = []Setting{
 		Key: "bpf", Flag: "no-bpf", Negated: true, Usage: "do everything in user space", Anchors: true,
 	}, func(c *Config) *bool { return &c.BPF }, true),
 
+	toggle(Setting{
+		Key: "cache", Flag: "no-cache", Negated: true, Live: true,
+		Usage: "never answer from the kernel: ask for each query",
+	}, func(c *Config) *bool { return &c.Cache }, true),
+	list(Setting{
+		Key: "cacheOff", Flag: "cache-off", Usage: "zone `NAME` of which no answer is kept, and of all below it", Example: "[ingress.cluster.local]", Live: true,
+	}, func(c *Config) *[]string { return &c.CacheOff }, asIs, checkZone),
+
 	duration(Setting{
 		Key: "wait", Flag: "wait", Usage: "how long to wait for the cluster", Live: true,
 	}, func(c *Config) *time.Duration { return &c.Wait }, DefaultWait, checkWait),

@@ -10,6 +10,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"net/url"
 	"os"
 	"path/filepath"
 	"strings"
@@ -164,6 +165,23 @@ func dialControl(ctx context.Context, socket string) (net.Conn, error) {
 // Status asks the daemon for its report. It fails if none answers; see the errors above.
 func Status(ctx context.Context, c config.Config) (report status.Report, err error) {
 	return report, ask(ctx, c, Timeout, http.MethodGet, pathStatus, nil, &report)
+}
+
+// Answers asks the daemon for the answers of a name and of all below it that it keeps, all for "".
+func Answers(ctx context.Context, c config.Config, suffix string) (list []status.CachedAnswer, err error) {
+	path := pathAnswers + "?" + url.Values{"suffix": {suffix}}.Encode()
+	return list, ask(ctx, c, Timeout, http.MethodGet, path, nil, &list)
+}
+
+// Flush makes the daemon forget them, and returns how many they were.
+func Flush(ctx context.Context, c config.Config, suffix string) (dropped int, err error) {
+	body, err := json.Marshal(FlushOrder{suffix})
+	if err != nil {
+		return 0, err
+	}
+	var result FlushResult
+	err = ask(ctx, c, Timeout, http.MethodPost, pathFlush, body, &result)
+	return result.Dropped, err
 }
 
 // OtherVersionError is returned by Reload for a daemon of another version.

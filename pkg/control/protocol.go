@@ -7,10 +7,23 @@ const (
 	pathStatus = "/status"
 	pathReload = "/reload" // the order is a configuration
 	pathDetach = "/detach"
+	// pathAnswers lists the cache of answers, pathFlush ends some or all.
+	pathAnswers = "/cache"
+	pathFlush   = "/cache/flush"
 	// pathReplace makes way for a daemon of another version: this one ends and undoes nothing. It lingers on its
 	// sockets until the other one has them.
 	pathReplace = "/replace"
 )
+
+// FlushOrder names what is to be forgotten: a name and all below it, or all for "".
+type FlushOrder struct {
+	Suffix string `json:"suffix"`
+}
+
+// FlushResult says how many answers that were.
+type FlushResult struct {
+	Dropped int `json:"dropped"`
+}
 
 // ReplaceResult says who starts the successor.
 type ReplaceResult struct {

@@ -31,6 +31,10 @@ type Handler interface {
 	Report() status.Report
 	// Reload switches to new settings. changed is false if they are already in effect; after an error the old ones stay in effect.
 	Reload(ctx context.Context, c config.Config) (changed bool, err error)
+	// CacheList returns the answers of a name and of all below it that are kept, all for "".
+	CacheList(suffix string) []status.CachedAnswer
+	// CacheFlush forgets them, and returns how many they were.
+	CacheFlush(suffix string) int
 	// Replace ends the daemon and leaves everything attached to its successor. replied is as for Detach.
 	Replace(ctx context.Context) (result ReplaceResult, replied func(), err error)
 	// Detach starts a detach. replied must be called when the result has been sent, because the server ends with the daemon.
@@ -68,6 +72,8 @@ func Listen(c config.Config, handler Handler, version string, log *zap.Logger) (
 	mux.HandleFunc("POST "+pathReload, s.reload)
 	mux.HandleFunc("POST "+pathDetach, s.detach)
 	mux.HandleFunc("POST "+pathReplace, s.replace)
+	mux.HandleFunc("GET "+pathAnswers, s.answers)
+	mux.HandleFunc("POST "+pathFlush, s.flush)
 	mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
 		http.Error(w, fmt.Sprintf("the daemon, version %s, does not know %s: detach, and attach again", version, r.URL.Path), http.StatusNotFound)
 	})
@@ -86,6 +92,22 @@ func (s *server) status(w http.ResponseWriter, r *http.Request) {
 		s.report, s.at = s.handler.Report(), time.Now()
 	}
 	s.reply(w, s.report)
+}
+
+// answers tells who asked for what, so it is for root.
+func (s *server) answers(w http.ResponseWriter, r *http.Request) {
+	if !isRoot(r) {
+		http.Error(w, "only root may see which names are asked for", http.StatusForbidden)
+		return
+	}
+	s.reply(w, s.handler.CacheList(r.URL.Query().Get("suffix")))
+}
+
+func (s *server) flush(w http.ResponseWriter, r *http.Request) {
+	var order FlushOrder
+	if s.accept(w, r, &order) {
+		s.reply(w, FlushResult{s.handler.CacheFlush(order.Suffix)})
+	}
 }
 
 func (s *server) reload(w http.ResponseWriter, r *http.Request) {

@@ -85,7 +85,7 @@ func (d *Daemon) check(ctx context.Context) (err error) {
 			return err
 		}
 	}
-	if s.source, err = newSource(s.config, d.log); err != nil {
+	if s.source, err = newSource(s.config, d.answers, d.log); err != nil {
 		return err
 	}
 	if s.snapshot, err = s.source.WaitForSync(ctx); err == nil && d.predecessor != nil {
@@ -108,7 +108,7 @@ func (d *Daemon) openForwarder(ctx context.Context) error {
 	d.predecessor = predecessor
 	var listen []netip.AddrPort
 	if listen, err = d.freeAddresses(ctx, facts, inherited); err == nil {
-		d.forwarder, err = forwarder.New(forwarder.Options{Listen: listen, MaxSockets: socketLimit(), Logger: d.log.Named("forwarder")})
+		d.forwarder, err = forwarder.New(forwarder.Options{Listen: listen, MaxSockets: socketLimit(), Answered: d.answered, Logger: d.log.Named("forwarder")})
 	}
 	if err != nil {
 		return errors.Join(err, handover.CloseAll(sockets))

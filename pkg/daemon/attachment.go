@@ -93,6 +93,7 @@ func (d *Daemon) realize(next attachment, desired plan.Desired) error {
 	d.logChanges(d.now.desired, desired)
 	d.now = next
 	d.publish()
+	d.switchCache()
 	return nil
 }
 

@@ -14,6 +14,7 @@ import (
 
 	"go.uber.org/zap"
 
+	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/answers"
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/cluster"
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/config"
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/control"
@@ -60,6 +61,8 @@ type Daemon struct {
 	host      *host.Host
 	datapath  *datapath.Datapath // nil without BPF
 	health    *health
+	answers   *answers.Store
+	kernel    kernelAnswers
 	guardian  *guardian.Handle // nil if the resolver file is left alone
 
 	reloads      chan *reload
@@ -91,6 +94,7 @@ func New(c config.Config, version string, log *zap.Logger) *Daemon {
 		replacements: make(chan chan struct{}), health: newHealth(),
 		now: attachment{config: c, problems: make(map[plan.ProblemKind]string)},
 	}
+	d.answers = d.newStore()
 	d.publish()
 	return d
 }
@@ -135,6 +139,8 @@ func (d *Daemon) reset() {
 	d.leaving.Store(false)
 	d.replaced, d.guardian, d.lingering, d.predecessor, d.linger = false, nil, nil, nil, 0
 	d.datapath, d.forwarder, d.host, d.health, d.looker = nil, nil, nil, newHealth(), host.Looker{}
+	d.kernel.loaded.Store(nil)
+	d.answers = d.newStore()
 	d.now = attachment{config: d.now.config, problems: make(map[plan.ProblemKind]string)}
 	d.publish()
 }
@@ -257,6 +263,7 @@ func (d *Daemon) serve(ctx context.Context) error {
 	var watching sync.WaitGroup
 	ctx, stop := context.WithCancel(ctx)
 	defer func() {
+		d.stopCache()
 		stop()
 		watching.Wait()
 	}()
@@ -268,6 +275,7 @@ func (d *Daemon) serve(ctx context.Context) error {
 	defer beat.Stop()
 	revived := make(chan struct{}, 1)
 	watching.Go(func() { d.watchHealth(ctx, func() { poke(revived) }) })
+	d.runCache(ctx, &watching)
 	d.guardian.Beat()
 	resolver := d.watchResolver()
 	defer resolver.close()

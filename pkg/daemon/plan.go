@@ -21,6 +21,7 @@ func Plan(ctx context.Context, c config.Config, log *zap.Logger) (lines []string
 	ctx, cancel := context.WithTimeout(ctx, c.Wait)
 	defer cancel()
 	d := New(c, "", log)
+	d.answers = nil // nothing is asked of the cluster for it
 	if d.journal, err = state.Open(c.StateDir); err != nil {
 		return nil, err
 	}

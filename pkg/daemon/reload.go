@@ -49,7 +49,7 @@ func (d *Daemon) reload(ctx context.Context, now, c config.Config) error {
 	}
 	ctx, cancel := context.WithTimeout(ctx, c.Wait)
 	defer cancel()
-	source, err := newSource(c, d.log)
+	source, err := newSource(c, d.answers, d.log)
 	if err != nil {
 		return err
 	}

@@ -22,6 +22,7 @@ func (d *Daemon) Report() status.Report {
 	host.ReportResolver(&report, d.resolver, seen.config, d.keeper, "")
 	host.ReportDatapath(&report, seen.config, d.journal)
 	report.Datapath.Events = seen.events
+	report.Cache = d.cacheReport(seen)
 	report.Healthy = len(report.Problems) == 0
 	return report
 }

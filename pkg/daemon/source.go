@@ -10,6 +10,9 @@ import (
 	"go.uber.org/zap"
 	"golang.org/x/sys/unix"
 
+	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/answers"
+	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/answers/coherence"
+	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/cluster"
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/config"
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/discovery"
 )
@@ -18,18 +21,31 @@ import (
 type source struct {
 	discovery.Source
 	kubeconfig string // empty for a static source
+	watcher    *discovery.Watcher
+	state      *coherence.State // of the cluster's objects, as far as they are followed; nil for none
 	end        func()
 }
 
-// newSource starts the source of endpoints that the settings ask for.
-func newSource(c config.Config, log *zap.Logger) (s source, err error) {
+// coherence says whether changes of the cluster's objects are known.
+func (s source) coherence() cluster.Coherence {
+	if s.watcher == nil {
+		return cluster.Coherence{Reason: "the servers are given, so the cluster is not watched"}
+	}
+	return s.watcher.Coherence()
+}
+
+// newSource starts the source of endpoints that the settings ask for. The store, nil for none, hears of changes.
+func newSource(c config.Config, store *answers.Store, log *zap.Logger) (s source, err error) {
 	if len(c.DNSEndpoints) > 0 {
 		s.Source = discovery.Static(c.DNSEndpoints)
 	} else {
-		watcher, err := discovery.New(discoveryOptions(c, log))
+		options := discoveryOptions(c, log)
+		s.state, options.Changes = following(c, store)
+		watcher, err := discovery.New(options)
 		if err != nil {
 			return s, err
 		}
+		s.watcher = watcher
 		s.kubeconfig, _ = watcher.Kubeconfig()
 		s.Source = watcher
 	}

@@ -29,6 +29,9 @@ func AnswersLimits() ready.Limits {
 	return ready.Limits{Octets: 1232, Records: 64} // DNS_MESSAGE_MAX, DNS_ANSWER_TTLS_MAX
 }
 
+// SmallAnswer is how large an answer may be that has a place for small ones, see ready.Answer.Octets.
+func SmallAnswer() int { return smallSize - headSize }
+
 // AnswersSize says how many answers there is room for. Zero means the object's own size.
 type AnswersSize struct {
 	Small int // of up to 288 octets, name included

@@ -118,7 +118,15 @@ func (s *Server) resolve(ctx context.Context, c *clientQuery) ([]byte, failure) 
 	if err != nil {
 		return nil, failExchange(c.zone, err)
 	}
+	if s.opts.Answered != nil && !inZone && !c.passThrough {
+		s.opts.Answered(c.raw, reply)
+	}
 	return reply, failure{}
+}
+
+// Resolve answers a query of this program itself as one that a client on this host sends by UDP. Nil means no answer.
+func (s *Server) Resolve(ctx context.Context, query []byte) []byte {
+	return s.handle(ctx, &clientQuery{raw: query, from: netip.AddrPortFrom(netip.IPv6Loopback(), 0)})
 }
 
 // screen judges a query for a name outside the cluster. It returns the reply to one that is not forwarded; unreadable is the error

@@ -32,6 +32,7 @@ type Report struct {
 	Datapath   Datapath            `json:"datapath" yaml:"datapath"`
 	Zones      []Zone              `json:"zones" yaml:"zones"`
 	Endpoints  []Endpoint          `json:"endpoints" yaml:"endpoints"`
+	Cache      *Cache              `json:"cache,omitempty" yaml:"cache,omitempty"`
 	Forwarder  Forwarder           `json:"forwarder" yaml:"forwarder"`
 	Counters   map[string]Counters `json:"counters" yaml:"counters"`
 	Discovery  *Discovery          `json:"discovery,omitempty" yaml:"discovery,omitempty"`
@@ -337,6 +338,9 @@ func (r Report) summaryRows() (rows [][]string) {
 
 func (r Report) attachedRows() (rows [][]string) {
 	rows = append(rows, []string{"FORWARDER", fmt.Sprintf("%s; %s, %s", orDash(r.Forwarder.Listen), say.Count(r.Forwarder.Queries, "query"), say.Count(r.Forwarder.Failures, "failure"))})
+	if r.Cache != nil {
+		rows = append(rows, []string{"CACHE", r.Cache.line() + "; " + r.share()})
+	}
 	if r.Shared != nil {
 		rows = append(rows, []string{"KUBESWITCH", r.Shared.String()})
 	}

@@ -11,6 +11,7 @@ import (
 	"net/netip"
 	"os"
 	"os/exec"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -30,8 +31,10 @@ var (
 
 // Usual settings of an attach in the lab.
 var (
-	endpoints  = []string{"--dns-endpoint", lab.CoreDNS0v4, "--dns-endpoint", lab.CoreDNS1v4}
-	endpoints6 = []string{"--dns-endpoint", lab.CoreDNS0v6, "--dns-endpoint", lab.CoreDNS1v6}
+	// Without a cache: most tests are about what is steered, and ask the same again and again.
+	endpoints  = []string{"--dns-endpoint", lab.CoreDNS0v4, "--dns-endpoint", lab.CoreDNS1v4, "--no-cache"}
+	endpoints6 = []string{"--dns-endpoint", lab.CoreDNS0v6, "--dns-endpoint", lab.CoreDNS1v6, "--no-cache"}
+	cached     = []string{"--no-cache=false"}
 	ranges     = []string{"--service-cidr", lab.ServiceRange4, "--pod-cidr", "172.20.0.0/16"}
 	ranges6    = []string{"--service-cidr", lab.ServiceRange6, "--pod-cidr", lab.PodRange6}
 )
@@ -160,6 +163,9 @@ func (h *host) attach(args ...[]string) {
 	argv := []string{"attach"}
 	for _, a := range args {
 		argv = append(argv, a...)
+	}
+	if !slices.Contains(argv, cached[0]) {
+		argv = append(argv, "--no-cache")
 	}
 	if r := h.run(argv...); r.code != 0 {
 		h.t.Fatal(r)

@@ -18,9 +18,8 @@ const (
 // State is what the API says about names, as told by changes. It shares the changes' objects. Its methods may be called from
 // any goroutine.
 type State struct {
-	zones []string // of the cluster, lower case
-
 	mu         sync.RWMutex
+	zones      []string // of the cluster, lower case
 	synced     bool
 	namespaces map[string]*namespace
 	aliases    map[string]string // of ExternalName Services in the zones: the name, without the zone, to what it leads to
@@ -41,10 +40,33 @@ type service struct {
 // New returns a State for the cluster's zones, which knows nothing yet.
 func New(zones ...string) *State {
 	s := &State{namespaces: make(map[string]*namespace), aliases: make(map[string]string)}
+	s.SetZones(zones...)
+	return s
+}
+
+// SetZones replaces the cluster's zones. What is affected by that the caller knows.
+func (s *State) SetZones(zones ...string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.zones = nil
 	for _, zone := range zones {
 		s.zones = append(s.zones, strings.ToLower(strings.TrimSuffix(zone, ".")))
 	}
-	return s
+	clear(s.aliases)
+	for name, n := range s.namespaces {
+		for service, at := range n.services {
+			if at.object != nil {
+				s.alias(service, name, at.object)
+			}
+		}
+	}
+}
+
+// Synced reports whether the State is in step with the cluster.
+func (s *State) Synced() bool {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	return s.synced
 }
 
 // Apply notes a change and returns all that it affects.
@@ -61,7 +83,7 @@ func (s *State) Apply(c cluster.Change) Affected {
 	case cluster.KindService:
 		before := s.hasServices(c.Namespace)
 		s.at(c.Namespace, c.Name).object = c.Service.New
-		s.alias(c)
+		s.alias(c.Name, c.Namespace, c.Service.New)
 		s.tidy(c.Namespace, c.Name)
 		if before != s.hasServices(c.Namespace) {
 			for _, zone := range s.zones {
@@ -92,13 +114,13 @@ func (s *State) slice(c cluster.Change) {
 }
 
 // alias notes where the name of an ExternalName Service leads to. Only what leads to other names of the cluster is of interest.
-func (s *State) alias(c cluster.Change) {
-	name := join(c.Name, c.Namespace, "svc")
+func (s *State) alias(service, namespace string, now *cluster.Service) {
+	name := join(service, namespace, "svc")
 	delete(s.aliases, name)
-	if c.Service.New == nil {
+	if now == nil {
 		return
 	}
-	target := strings.ToLower(strings.TrimSuffix(c.Service.New.ExternalName, "."))
+	target := strings.ToLower(strings.TrimSuffix(now.ExternalName, "."))
 	if slices.ContainsFunc(s.zones, func(zone string) bool { return isBelow(target, zone) }) {
 		s.aliases[name] = target
 	}

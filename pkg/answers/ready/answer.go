@@ -2,6 +2,7 @@ package ready
 
 import (
 	"encoding/binary"
+	"net/netip"
 	"time"
 
 	"github.com/miekg/dns"
@@ -118,4 +119,34 @@ func (a *Answer) Sum() uint32 {
 		sum = sum&0xffff + sum>>16
 	}
 	return sum
+}
+
+// Octets is what the kernel needs to keep the answer, without what is the same for all.
+func (a *Answer) Octets() int { return (len(a.Name)+7)/8*8 + 2*len(a.TTLs) + len(a.Body) }
+
+// Rcode is the name of the answer's RCODE, or NODATA.
+func (a *Answer) Rcode() string {
+	rcode := int(a.Flags & maskRcode)
+	if rcode == dns.RcodeSuccess && a.Negative {
+		return "NODATA"
+	}
+	return dns.RcodeToString[rcode]
+}
+
+// NoName reports whether the answer is NXDOMAIN.
+func (a *Answer) NoName() bool { return a.Flags&maskRcode == dns.RcodeNameError }
+
+// Addresses are those of the A and AAAA records in the answer section, in their order.
+func (a *Answer) Addresses() (addresses []netip.Addr) {
+	for i, offset := range a.TTLs {
+		if i == int(a.Counts[sectionAnswer]) {
+			break
+		}
+		rrtype := binary.BigEndian.Uint16(a.Body[offset-4:])
+		data := a.Body[offset+6:][:binary.BigEndian.Uint16(a.Body[offset+4:])]
+		if address, ok := netip.AddrFromSlice(data); ok && (rrtype == dns.TypeA || rrtype == dns.TypeAAAA) {
+			addresses = append(addresses, address)
+		}
+	}
+	return addresses
 }

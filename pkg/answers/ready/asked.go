@@ -2,6 +2,7 @@ package ready
 
 import (
 	"encoding/binary"
+	"strings"
 
 	"github.com/miekg/dns"
 )
@@ -50,6 +51,54 @@ type Key struct {
 	Asked Asked
 }
 
+// Text is the name as people write it, in lower case and without the dot at the end.
+func (k Key) Text() string {
+	name, _, err := dns.UnpackDomainName([]byte(k.Name), 0)
+	if err != nil {
+		return ""
+	}
+	return strings.TrimSuffix(name, ".")
+}
+
+// TypeText is the mnemonic of the type.
+func (k Key) TypeText() string { return dns.Type(k.Type).String() }
+
+// Query is the query for a key, in wire form: with ID 0, and with an OPT record that lets the answer be large.
+func (k Key) Query() []byte {
+	bits := uint16(0)
+	for bit, asked := range askedBits {
+		if k.Asked&asked != 0 {
+			bits |= bit
+		}
+	}
+	msg := binary.BigEndian.AppendUint16([]byte{0, 0}, bits)
+	msg = append(msg, 0, 1, 0, 0, 0, 0, 0, 1)
+	msg = append(msg, k.Name...)
+	msg = binary.BigEndian.AppendUint16(msg, k.Type)
+	msg = binary.BigEndian.AppendUint16(msg, dns.ClassINET)
+	return appendOPT(msg, querySize, k.Asked)
+}
+
+// querySize is the largest reply that is taken by UDP, in octets (DNS flag day 2020).
+const querySize = 1232
+
+// askedBits are the flags of a query's header that count.
+var askedBits = map[uint16]Asked{
+	flagRecursionDesired: RecursionDesired, flagAuthenticData: AuthenticData, flagCheckingDisabled: CheckingDisabled,
+}
+
+// ReplyKey reads the question of a reply to a query with these bits.
+func ReplyKey(reply []byte, asked Asked) (key Key, ok bool) {
+	if len(reply) < headerLen || count(reply, 0) != 1 {
+		return key, false
+	}
+	name, end := questionName(reply)
+	if name == nil {
+		return key, false
+	}
+	return Key{lower(name), binary.BigEndian.Uint16(reply[end-questionTail:]), asked}, true
+}
+
 // Query is what of a query an answer depends on.
 type Query struct {
 	Key
@@ -77,9 +126,7 @@ func ParseQuery(msg []byte) (q Query, ok bool) {
 		return q, false
 	}
 	q.Key = Key{Name: lower(name), Type: binary.BigEndian.Uint16(msg[end-questionTail:])}
-	for bit, asked := range map[uint16]Asked{
-		flagRecursionDesired: RecursionDesired, flagAuthenticData: AuthenticData, flagCheckingDisabled: CheckingDisabled,
-	} {
+	for bit, asked := range askedBits {
 		if flags(msg)&bit != 0 {
 			q.Asked |= asked
 		}

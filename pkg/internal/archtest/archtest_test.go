@@ -27,13 +27,14 @@ var leaves = []string{"pkg/answers/ready", "pkg/internal/errno", "pkg/internal/p
 // only leaves; the daemon joins them. Packages of the test module need no row if they import none of ours.
 var rooms = map[string][]string{
 	"cmd/k2s-dnsbpf":             {"pkg/client", "pkg/config", "pkg/control", "pkg/daemon", "pkg/diagnose", "pkg/guardian", "pkg/host", "pkg/rundir", "pkg/status"},
+	"pkg/answers":                {"pkg/answers/coherence", "pkg/cluster", "pkg/status"},
 	"pkg/answers/coherence":      {"pkg/cluster"},
 	"pkg/answers/ready":          {},
 	"pkg/client":                 {"pkg/config", "pkg/control", "pkg/datapath", "pkg/diagnose", "pkg/discovery", "pkg/forwarder", "pkg/guardian", "pkg/handover", "pkg/host", "pkg/netdev", "pkg/plan", "pkg/resolvconf", "pkg/rundir", "pkg/state", "pkg/status"},
 	"pkg/cluster":                {},
 	"pkg/config":                 {},
 	"pkg/control":                {"pkg/config", "pkg/rundir", "pkg/state", "pkg/status"},
-	"pkg/daemon":                 {"pkg/cluster", "pkg/config", "pkg/control", "pkg/datapath", "pkg/diagnose", "pkg/discovery", "pkg/forwarder", "pkg/guardian", "pkg/handover", "pkg/host", "pkg/netdev", "pkg/plan", "pkg/resolvconf", "pkg/rundir", "pkg/state", "pkg/status"},
+	"pkg/daemon":                 {"pkg/answers", "pkg/answers/coherence", "pkg/cluster", "pkg/config", "pkg/control", "pkg/datapath", "pkg/diagnose", "pkg/discovery", "pkg/forwarder", "pkg/guardian", "pkg/handover", "pkg/host", "pkg/netdev", "pkg/plan", "pkg/resolvconf", "pkg/rundir", "pkg/state", "pkg/status"},
 	"pkg/datapath":               {},
 	"pkg/diagnose":               {"pkg/config", "pkg/status"},
 	"pkg/discovery":              {"pkg/cluster"},

@@ -1,0 +1,116 @@
+package answers
+
+import (
+	"container/heap"
+	"context"
+	"time"
+
+	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/answers/ready"
+)
+
+// tick is how often the store looks at its clock: often enough that an answer of one second is asked for anew before its end.
+const tick = 50 * time.Millisecond
+
+// timetable says when which answer is to be looked at. It is not safe for concurrent use.
+type timetable struct{ items appointments }
+
+type appointment struct {
+	at  time.Duration
+	key ready.Key
+	e   *entry
+}
+
+func (t *timetable) add(at time.Duration, key ready.Key, e *entry) {
+	heap.Push(&t.items, appointment{at, key, e})
+}
+
+// next takes out what is due.
+func (t *timetable) next(now time.Duration) (a appointment, ok bool) {
+	if len(t.items) == 0 || t.items[0].at > now {
+		return a, false
+	}
+	return heap.Pop(&t.items).(appointment), true
+}
+
+// appointments is a heap, the next one first.
+type appointments []appointment
+
+func (a appointments) Len() int           { return len(a) }
+func (a appointments) Less(i, j int) bool { return a[i].at < a[j].at }
+func (a appointments) Swap(i, j int)      { a[i], a[j] = a[j], a[i] }
+func (a *appointments) Push(x any)        { *a = append(*a, x.(appointment)) }
+func (a *appointments) Pop() any {
+	last := len(*a) - 1
+	x := (*a)[last]
+	*a = (*a)[:last]
+	return x
+}
+
+// Run ends and refreshes answers at their time, until ctx ends.
+func (s *Store) Run(ctx context.Context) {
+	ticker := time.NewTicker(tick)
+	defer ticker.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-ticker.C:
+			s.Tick(ctx)
+		}
+	}
+}
+
+// Tick does what is due: an answer that was used is asked for anew some time before its end, once; at its end it goes.
+func (s *Store) Tick(ctx context.Context) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	now := s.options.Now()
+	for {
+		due, ok := s.due.next(now)
+		if !ok {
+			break
+		}
+		if s.entries[due.key] != due.e {
+			continue // another one is in its place
+		}
+		if now >= due.e.end() {
+			s.drop(due.key, due.e)
+			s.counters.expired++
+			continue
+		}
+		s.due.add(due.e.end(), due.key, due.e)
+		if s.harvest(due.key, due.e); due.e.used {
+			s.renew(ctx, due.key, due.e)
+		}
+	}
+	s.holds.forget(now)
+}
+
+// renew asks the source again. With too much under way the answer ends instead, and is learned again.
+func (s *Store) renew(ctx context.Context, key ready.Key, e *entry) {
+	select {
+	case s.asking <- struct{}{}:
+	default:
+		return
+	}
+	query := key.Query()
+	q, ok := ready.ParseQuery(query)
+	if !ok {
+		<-s.asking
+		return
+	}
+	offer := Offer{Query: q, Generation: s.generation, External: e.zone == ""}
+	ctx, cancel := context.WithTimeout(ctx, e.given.Life)
+	go func() {
+		defer func() { <-s.asking }()
+		defer cancel()
+		if offer.Reply = s.options.Ask(ctx, query); offer.Reply == nil {
+			return
+		}
+		offer.Replied = s.options.Now()
+		s.Offer(offer)
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		s.counters.renewed++
+	}()
+}
