@@ -148,8 +148,8 @@ type Zone struct {
 	// Uncached says why none of its answers may be kept: they depend on who asks, or on what is not understood. Empty if they may.
 	Uncached string
 
-	// Unvouched says that some of its answers come from what is no object of the cluster, so that no change of them is told.
-	Unvouched bool
+	// Vouched says that its answers come from objects of the cluster alone, so that each change of them can be told.
+	Vouched bool
 }
 
 // Reverse reports whether the zone holds names of addresses (RFC 1035 section 3.5,

@@ -164,7 +164,7 @@ func cachedZones(s *attachment) (zones []answers.Zone) {
 	}
 	for _, zone := range s.desired.Zones {
 		zones = append(zones, answers.Zone{
-			Name: zone.Name, Source: source + " " + zone.Source, Off: zone.Uncached, Unvouched: zone.Unvouched || !zone.Cluster && !zone.Reverse(),
+			Name: zone.Name, Source: source + " " + zone.Source, Off: zone.Uncached, Unvouched: !zone.Vouched,
 		})
 	}
 	for _, off := range s.config.CacheOff {

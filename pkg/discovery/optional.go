@@ -280,6 +280,14 @@ func (w *Watcher) zones(ports []uint16) zoneSet {
 	}
 	s.notes = append(s.notes, w.health.notes()...)
 	s.namesFirst()
+	if c := &w.corefile; c.parsed != nil && !w.opts.NoCorefile {
+		for i := range s.zones {
+			zone := &s.zones[i]
+			var unvouched bool
+			zone.Uncached, unvouched = c.parsed.keeping(zone.Name, ports)
+			zone.Vouched = !unvouched && c.err == nil
+		}
+	}
 	return s
 }
 
