@@ -1,6 +1,7 @@
 package answers
 
 import (
+	"context"
 	"slices"
 	"strings"
 	"time"
@@ -29,6 +30,8 @@ type Offer struct {
 	Generation uint32        // when it was asked
 	// External replies are of this host's resolver, for a name outside of the cluster's zones.
 	External bool
+
+	own bool // the store has asked
 }
 
 // Offer takes a reply in if the rules are for it. It must have been asked for more than once lately.
@@ -62,7 +65,7 @@ func (s *Store) take(o Offer) ready.Refusal {
 		return refusedZone
 	}
 	s.popular.add(o.Query.Key, 1)
-	if o.External && s.entries[o.Query.Key] == nil && s.popular.estimate(o.Query.Key) < 2 {
+	if o.External && !o.own && s.entries[o.Query.Key] == nil && s.popular.estimate(o.Query.Key) < 2 {
 		return refusedOnce // the kernel offers none of these
 	}
 	apex, optSize := zone.Name+".", uint16(0)
@@ -70,6 +73,9 @@ func (s *Store) take(o Offer) ready.Refusal {
 		apex, optSize = ".", resolverSize
 	}
 	answer, refusal := ready.Make(&o.Query, o.Reply, apex, s.options.Limits)
+	if refusal == ready.Spelling && !o.own {
+		s.ask(context.Background(), o.Query.Key, o.External, unvouchedLife)
+	}
 	if refusal != "" {
 		return refusal
 	}

@@ -50,6 +50,7 @@ func (a *appointments) Pop() any {
 func (s *Store) Run(ctx context.Context) {
 	ticker := time.NewTicker(tick)
 	defer ticker.Stop()
+	defer s.asking.Wait()
 	for {
 		select {
 		case <-ctx.Done():
@@ -80,37 +81,32 @@ func (s *Store) Tick(ctx context.Context) {
 		}
 		s.due.add(due.e.end(), due.key, due.e)
 		if s.harvest(due.key, due.e); due.e.used {
-			s.renew(ctx, due.key, due.e)
+			s.ask(ctx, due.key, due.e.zone == "", due.e.given.Life)
 		}
 	}
 	s.holds.forget(now)
 }
 
-// renew asks the source again. With too much under way the answer ends instead, and is learned again.
-func (s *Store) renew(ctx context.Context, key ready.Key, e *entry) {
-	select {
-	case s.asking <- struct{}{}:
-	default:
-		return
-	}
+// ask asks the source of a name and takes in its reply, unless that is being done. With too much under way nothing is asked: the answer
+// ends then, and is learned again.
+func (s *Store) ask(ctx context.Context, key ready.Key, external bool, patience time.Duration) {
 	query := key.Query()
 	q, ok := ready.ParseQuery(query)
-	if !ok {
-		<-s.asking
+	if _, asked := s.asked[key]; asked || !ok || len(s.asked) >= refreshesMax {
 		return
 	}
-	offer := Offer{Query: q, Generation: s.generation, External: e.zone == ""}
-	ctx, cancel := context.WithTimeout(ctx, e.given.Life)
-	go func() {
-		defer func() { <-s.asking }()
+	s.asked[key] = struct{}{}
+	offer := Offer{Query: q, Generation: s.generation, External: external, own: true}
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	s.asking.Go(func() {
 		defer cancel()
-		if offer.Reply = s.options.Ask(ctx, query); offer.Reply == nil {
-			return
+		if offer.Reply = s.options.Ask(ctx, query); offer.Reply != nil {
+			offer.Replied = s.options.Now()
+			s.Offer(offer)
 		}
-		offer.Replied = s.options.Now()
-		s.Offer(offer)
 		s.mu.Lock()
 		defer s.mu.Unlock()
-		s.counters.renewed++
-	}()
+		delete(s.asked, key)
+		s.counters.asked++
+	})
 }

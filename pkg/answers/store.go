@@ -81,7 +81,7 @@ type Zone struct {
 // Store decides what the kernel programs answer. Its methods may be called from several goroutines.
 type Store struct {
 	options Options
-	asking  chan struct{}
+	asking  sync.WaitGroup // queries of its own
 
 	mu         sync.Mutex
 	on         bool
@@ -95,6 +95,7 @@ type Store struct {
 	negative   int
 	popular    *sketch[ready.Key]
 	due        timetable
+	asked      map[ready.Key]struct{} // what is being asked for
 	counters   counters
 }
 
@@ -120,7 +121,7 @@ func New(options Options) *Store {
 		options.Log = zap.NewNop()
 	}
 	return &Store{
-		options: options, asking: make(chan struct{}, refreshesMax), holds: newHolds(),
+		options: options, holds: newHolds(), asked: make(map[ready.Key]struct{}),
 		entries: make(map[ready.Key]*entry), below: make(map[string]map[ready.Key]struct{}),
 		popular: newSketch[ready.Key](options.Entries), counters: newCounters(),
 	}

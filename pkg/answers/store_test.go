@@ -380,9 +380,7 @@ func TestRefresh(t *testing.T) {
 	if name := <-w.asked; name != web {
 		t.Fatalf("%s is asked for", name)
 	}
-	for range refreshesMax { // once all places are free, the reply has been taken in
-		w.asking <- struct{}{}
-	}
+	w.asking.Wait()
 	if got := w.kernel.given[w.key(web)].Stored; got != w.now {
 		t.Errorf("stored at %v, want %v", got, w.now)
 	}
@@ -467,5 +465,16 @@ func TestSwitchedOff(t *testing.T) {
 	w.offer(web, address(web, "10.0.0.1", 30))
 	if w.life(web) != 0 {
 		t.Error("off, it keeps")
+	}
+}
+
+// TestSpelling: an answer to a question in a spelling of its own is nobody else's; the store asks for its own.
+func TestSpelling(t *testing.T) {
+	w := newWorld(t, 100)
+	w.answer = func(string) []string { return []string{address(web, "10.0.0.1", 30)} }
+	w.OfferRaw(ready.RecursionDesired, w.reply(strings.ToUpper(web), dns.TypeA, soa), w.now, w.generation)
+	w.asking.Wait()
+	if a := w.kernel.answers[w.key(web)]; a == nil || a.Negative {
+		t.Errorf("%+v; %v", a, w.counters.refused)
 	}
 }

@@ -13,8 +13,8 @@ import (
 
 // counters are since the start.
 type counters struct {
-	stored, renewed, expired, ended, displaced uint64
-	refused                                    map[ready.Refusal]uint64
+	stored, asked, expired, ended, displaced uint64
+	refused                                  map[ready.Refusal]uint64
 }
 
 func newCounters() counters { return counters{refused: make(map[ready.Refusal]uint64)} }
@@ -25,7 +25,7 @@ func (s *Store) Summary() status.Cache {
 	defer s.mu.Unlock()
 	sum := status.Cache{
 		On: s.on, Coherent: s.state != nil && s.state.Synced(), Entries: len(s.entries), Negative: s.negative, Room: s.options.Entries,
-		Stored: s.counters.stored, Renewed: s.counters.renewed, Expired: s.counters.expired, Ended: s.counters.ended,
+		Stored: s.counters.stored, Asked: s.counters.asked, Expired: s.counters.expired, Ended: s.counters.ended,
 		Displaced: s.counters.displaced, Refused: make(map[string]uint64),
 	}
 	for refusal, count := range s.counters.refused {

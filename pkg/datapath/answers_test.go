@@ -36,6 +36,7 @@ func made(tb testing.TB, message []byte, records ...string) *ready.Answer {
 	if err := asked.Unpack(message); err != nil {
 		tb.Fatal(err)
 	}
+	asked.Question[0].Name = strings.ToLower(asked.Question[0].Name)
 	reply := new(dns.Msg).SetReply(&asked)
 	reply.Authoritative = true
 	sections := []*[]dns.RR{&reply.Answer, &reply.Ns, &reply.Extra}

@@ -24,7 +24,7 @@ type Cache struct {
 	Octets    int    `json:"octets" yaml:"octets"`     // of the answers themselves
 
 	Stored    uint64 `json:"stored" yaml:"stored"`
-	Renewed   uint64 `json:"renewed" yaml:"renewed"`     // asked for anew before their end
+	Asked     uint64 `json:"asked" yaml:"asked"`         // asked for by the daemon itself, before their end above all
 	Expired   uint64 `json:"expired" yaml:"expired"`     // at their end
 	Ended     uint64 `json:"ended" yaml:"ended"`         // by a change of the cluster
 	Displaced uint64 `json:"displaced" yaml:"displaced"` // by what is asked for more often
@@ -70,8 +70,8 @@ func (c Cache) Write(w io.Writer, format Format) error {
 func (c Cache) writeTable(w io.Writer) error {
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	Row(t, "CACHE", c.line())
-	Row(t, "SINCE THE START", fmt.Sprintf("%d stored, %d renewed before their end, %d expired, %d ended by changes of the cluster, %d displaced",
-		c.Stored, c.Renewed, c.Expired, c.Ended, c.Displaced))
+	Row(t, "SINCE THE START", fmt.Sprintf("%d stored, %d of them asked for by the daemon before their end, %d expired, %d ended by changes of the cluster, %d displaced",
+		c.Stored, c.Asked, c.Expired, c.Ended, c.Displaced))
 	if refused := c.refused(); refused != "" {
 		Row(t, "NOT KEPT", refused)
 	}

@@ -11,16 +11,19 @@ type Refusal string
 
 // A reply is kept unless it is one of these.
 const (
-	Malformed  Refusal = "malformed"   // not readable to its end, or longer
-	Question   Refusal = "question"    // not for what was asked
-	Truncated  Refusal = "truncated"   // RFC 2181 section 9
-	Failure    Refusal = "failure"     // an rcode other than NOERROR and NXDOMAIN
-	Type       Refusal = "type"        // ANY, transfers, and types that only probes ask for
-	TTL        Refusal = "ttl"         // 0, or 2^31 and more (RFC 2181 section 8)
-	NoSOA      Refusal = "no_soa"      // negative without one (RFC 2308 section 5)
-	Foreign    Refusal = "foreign"     // records in the answer section that nothing leads to (RFC 2181 section 5.4.1), or of other zones
-	Large      Refusal = "large"       // more octets or records than there is room for
-	Options    Refusal = "options"     // EDNS options, which are for one asker
+	Malformed Refusal = "malformed" // not readable to its end, or longer
+	Question  Refusal = "question"  // not for what was asked
+	Truncated Refusal = "truncated" // RFC 2181 section 9
+	Failure   Refusal = "failure"   // an rcode other than NOERROR and NXDOMAIN
+	Type      Refusal = "type"      // ANY, transfers, and types that only probes ask for
+	TTL       Refusal = "ttl"       // 0, or 2^31 and more (RFC 2181 section 8)
+	NoSOA     Refusal = "no_soa"    // negative without one (RFC 2308 section 5)
+	Foreign   Refusal = "foreign"   // records in the answer section that nothing leads to (RFC 2181 section 5.4.1), or of other zones
+	Large     Refusal = "large"     // more octets or records than there is room for
+	Options   Refusal = "options"   // EDNS options, which are for one asker
+	// Spelling refuses replies to questions that are not all in lower case: a server may repeat their spelling in other names, and
+	// CoreDNS answers some of them otherwise (NS of a zone). Ask it in lower case.
+	Spelling   Refusal = "spelling"
 	Signed     Refusal = "transaction" // signed for one asker (RFC 8945, RFC 2931)
 	notRefused Refusal = ""
 )
@@ -45,12 +48,15 @@ func Make(q *Query, reply []byte, zone string, limits Limits) (*Answer, Refusal)
 		binary.BigEndian.Uint16(reply[end-2:]) != dns.ClassINET {
 		return nil, Question
 	}
+	if string(name) != q.Name {
+		return nil, Spelling
+	}
 	if refusal := judgeHead(q, flags(reply)); refusal != notRefused {
 		return nil, refusal
 	}
 	m := maker{
 		answer: &Answer{Key: q.Key, Flags: flags(reply) &^ flagZ, Life: largestTTL},
-		reply:  reply, zone: dns.CanonicalName(zone), start: end, seen: make(map[string]int),
+		reply:  reply, zone: dns.CanonicalName(zone), seen: make(map[string]int),
 	}
 	if m.qname, _, _ = dns.UnpackDomainName([]byte(q.Name), 0); m.qname == "" {
 		return nil, Malformed
@@ -79,18 +85,17 @@ func judgeHead(q *Query, bits uint16) Refusal {
 
 // maker makes one answer.
 type maker struct {
-	answer *Answer
-	reply  []byte
-	zone   string
-	start  int // of the sections, in both messages
-
-	qname  string          // as in the answer's Name
-	chain  map[string]bool // the owners that an answer may have: the question's name, and what CNAME records lead to
-	seen   map[string]int  // where a name is in the new message
-	run    runFinder
-	final  bool   // a record of the type that was asked for
-	soa    uint32 // MINIMUM of a SOA record above a name of the chain, that says how long a negative answer lives
-	hasSOA bool
+	answer  *Answer
+	reply   []byte
+	zone    string
+	spelled bool            // the question is not all in lower case
+	qname   string          // as in the answer's Name
+	chain   map[string]bool // the owners that an answer may have: the question's name, and what CNAME records lead to
+	seen    map[string]int  // where a name is in the new message
+	run     runFinder
+	final   bool   // a record of the type that was asked for
+	soa     uint32 // MINIMUM of a SOA record above a name of the chain, that says how long a negative answer lives
+	hasSOA  bool
 }
 
 const (
@@ -196,7 +201,7 @@ func (m *maker) follows(owner string, rr dns.RR) bool {
 func (m *maker) take(section int, owner string, rr dns.RR, off, next int) Refusal {
 	a := m.answer
 	start := len(a.Body)
-	a.Body = m.appendOwner(a.Body, owner, rr.Header().Name)
+	a.Body = m.appendOwner(a.Body, owner, rr.Header().Name, rr.Header().Rrtype == dns.TypeSOA)
 	fixed, ok := fixedPart(m.reply, off, next)
 	if !ok {
 		return Malformed
@@ -205,7 +210,13 @@ func (m *maker) take(section int, owner string, rr dns.RR, off, next int) Refusa
 	tail := len(a.Body)
 	a.Body = append(a.Body, m.reply[fixed:fixed+recordTail]...)
 	rdata := len(a.Body)
-	if mayBeCompressed(rr.Header().Rrtype) {
+	if soa, is := rr.(*dns.SOA); is {
+		packed, err := m.packedSOA(soa, owner)
+		if err != nil {
+			return Malformed
+		}
+		a.Body = append(a.Body, packed...)
+	} else if mayBeCompressed(rr.Header().Rrtype) {
 		packed, err := packedData(rr)
 		if err != nil {
 			return Malformed
@@ -229,11 +240,14 @@ func (m *maker) take(section int, owner string, rr dns.RR, off, next int) Refusa
 }
 
 // appendOwner writes the owner of a record: by a pointer if it is the name of the question, so that it follows the asker's
-// spelling, or one that has been there, spelled alike.
-func (m *maker) appendOwner(body []byte, owner, spelled string) []byte {
+// spelling, or one that has been there, spelled alike. The zone of a SOA record follows the asker's spelling, too: so do CoreDNS and
+// whoever compresses names.
+func (m *maker) appendOwner(body []byte, owner, spelled string, isSOA bool) []byte {
 	at, seen := m.seen[spelled]
 	if owner == m.qname {
 		at, seen = headerLen, true
+	} else if inQuestion := m.inQuestion(owner); isSOA && inQuestion > 0 {
+		at, seen = inQuestion, true
 	}
 	if seen {
 		return binary.BigEndian.AppendUint16(body, uint16(pointerBits|at))
@@ -245,6 +259,41 @@ func (m *maker) appendOwner(body []byte, owner, spelled string) []byte {
 		n = 0
 	}
 	return append(body, wire[:n]...)
+}
+
+// inQuestion returns where a name is in the question, as the name that it is below of; 0 for nowhere.
+func (m *maker) inQuestion(name string) int {
+	if name == "." || !dns.IsSubDomain(name, m.qname) {
+		return 0
+	}
+	var wire [256]byte
+	length, err := dns.PackDomainName(name, wire[:], 0, nil, false)
+	if err != nil {
+		return 0
+	}
+	return headerLen + len(m.answer.Name) - length
+}
+
+// packedSOA returns the data of a SOA record, in which names of its zone follow the asker's spelling.
+func (m *maker) packedSOA(soa *dns.SOA, zone string) (packed []byte, err error) {
+	at := m.inQuestion(zone)
+	for _, name := range []string{soa.Ns, soa.Mbox} {
+		var wire [256]byte
+		n, err := dns.PackDomainName(name, wire[:], 0, nil, false)
+		if err != nil {
+			return nil, err
+		}
+		if at > 0 && dns.IsSubDomain(zone, dns.CanonicalName(name)) {
+			packed = append(packed, wire[:n-(headerLen+len(m.answer.Name)-at)]...)
+			packed = binary.BigEndian.AppendUint16(packed, uint16(pointerBits|at))
+			continue
+		}
+		packed = append(packed, wire[:n]...)
+	}
+	for _, number := range []uint32{soa.Serial, soa.Refresh, soa.Retry, soa.Expire, soa.Minttl} {
+		packed = binary.BigEndian.AppendUint32(packed, number)
+	}
+	return packed, nil
 }
 
 // noteName remembers where a name is, unless it can be had shorter or a pointer does not reach it.
