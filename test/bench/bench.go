@@ -107,8 +107,7 @@ type bench struct {
 	binary  string
 	dir     string
 	peers   *peers
-	noCache []string // settings that turn the answer cache off
-	unique  int      // names made so far
+	unique  int // names made so far
 }
 
 // measure runs all contests and comparisons.
@@ -119,9 +118,6 @@ func measure(ctx context.Context, l *lab.Lab, options Options) (*Results, error)
 	b := &bench{lab: l, options: options}
 	var err error
 	if b.binary, err = lab.Binary(); err != nil {
-		return nil, err
-	}
-	if b.noCache, err = withoutCache(ctx, b.binary); err != nil {
 		return nil, err
 	}
 	if b.dir, err = os.MkdirTemp("", "k2s-bench-"); err != nil {

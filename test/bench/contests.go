@@ -4,10 +4,8 @@ import (
 	"context"
 	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
-	"strings"
 
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/test/lab"
 )
@@ -40,7 +38,7 @@ const (
 
 func (b *bench) contests() []*Contest {
 	all := []*Contest{
-		{Load: hot, From: fromHost, Threads: 1, Contestants: slices.Concat(b.inCluster(fromHost), b.userSpace(b.noCache...), b.everyPeer(hot, fromHost))},
+		{Load: hot, From: fromHost, Threads: 1, Contestants: slices.Concat(b.inCluster(fromHost), b.userSpace(noCache), b.everyPeer(hot, fromHost))},
 		{Load: hot, From: fromHost, Threads: 2, Contestants: slices.Concat(b.inCluster(fromHost), b.everyPeer(hot, fromHost))},
 	}
 	for _, from := range []*vantage{fromPod, fromWorker} {
@@ -99,25 +97,21 @@ func (b *bench) inCluster(from *vantage) []*Contestant {
 
 // outCluster are the same for names outside the cluster: what is asked directly is the server that the others forward to.
 func (b *bench) outCluster() []*Contestant {
-	all := slices.Concat([]*Contestant{
+	return slices.Concat([]*Contestant{
 		{Name: directly, Targets: []string{lab.External0}, front: nobody},
 		{Name: theFloor, Targets: []string{fromHost.ours}, blind: true, prepare: b.floor(fromHost), front: nobody},
-	}, b.ourselves(answered, forwarded, fromHost, "--dns-endpoint", lab.CoreDNS0v4))
-	if b.noCache != nil { // the forwarder's own cache
-		all = append(all, b.userSpace()...)
-	}
-	return all
+	}, b.ourselves(answered, forwarded, fromHost, "--dns-endpoint", lab.CoreDNS0v4), b.userSpace())
 }
 
-// ourselves are we with the answer cache, if this version has one, and without.
+// noCache makes us ask for each query.
+const noCache = "--no-cache"
+
+// ourselves are we with the answer cache and without.
 func (b *bench) ourselves(with, without string, from *vantage, settings ...string) []*Contestant {
-	contestant := func(name string, settings []string) *Contestant {
+	contestant := func(name string, settings ...string) *Contestant {
 		return &Contestant{Name: name, Targets: []string{from.ours}, prepare: b.attachWith(settings...), front: b.daemons}
 	}
-	if b.noCache == nil {
-		return []*Contestant{contestant(without, settings)}
-	}
-	return []*Contestant{contestant(with, settings), contestant(without, slices.Concat(settings, b.noCache))}
+	return []*Contestant{contestant(with, settings...), contestant(without, append(settings, noCache)...)}
 }
 
 func (b *bench) userSpace(settings ...string) []*Contestant {
@@ -149,7 +143,7 @@ func (b *bench) away(from *vantage) []*Contestant {
 // twoEndpoints compares steering with asking two endpoints directly, by a generator each.
 func (b *bench) twoEndpoints() *Contest {
 	ours, service := fromHost.ours, lab.KubeDNS4
-	settings := slices.Concat([]string{"--dns-endpoint", lab.CoreDNS0v4, "--dns-endpoint", lab.CoreDNS1v4}, b.noCache)
+	attach := b.attachWith("--dns-endpoint", lab.CoreDNS0v4, "--dns-endpoint", lab.CoreDNS1v4, noCache)
 	return &Contest{
 		Load: hot, From: fromHost, Threads: 1, endpoints: 2,
 		Note: "two generators: direct, each asks a pod of its own; otherwise both ask the Service address, or 127.0.0.1",
@@ -157,22 +151,9 @@ func (b *bench) twoEndpoints() *Contest {
 			{Name: directly, Targets: []string{lab.CoreDNS0v4, lab.CoreDNS1v4}, front: nobody},
 			{Name: "kube-proxy's rules", Targets: []string{service, service}, prepare: b.kubeProxy, front: nobody},
 			{Name: byTurns, Targets: []string{service, service}, prepare: b.turnByTurn, front: nobody},
-			{Name: steered, Targets: []string{ours, ours}, prepare: b.attachWith(settings...), front: b.daemons},
+			{Name: steered, Targets: []string{ours, ours}, prepare: attach, front: b.daemons},
 		},
 	}
-}
-
-// withoutCache are the settings that turn the answer cache off; none where this version has no cache.
-func withoutCache(ctx context.Context, binary string) ([]string, error) {
-	const flag = "--no-cache"
-	help, err := exec.CommandContext(ctx, binary, "attach", "--help").CombinedOutput()
-	if err != nil {
-		return nil, fmt.Errorf("ask %s for its flags: %w: %s", binary, err, help)
-	}
-	if !strings.Contains(string(help), flag) {
-		return nil, nil
-	}
-	return []string{flag}, nil
 }
 
 // kubeProxy loads the rules that translate the kube-dns Service address. They cost every packet of the host something.

@@ -34,7 +34,7 @@ func (b *bench) latencies(ctx context.Context) ([]*Latency, error) {
 	var all []*Latency
 	for _, endpoints := range [][]string{{lab.CoreDNS0v4}, {lab.CoreDNS0v4, lab.CoreDNS1v4}} {
 		b.options.Progress(fmt.Sprintf("%s: endpoints: %d", latencyTitle, len(endpoints)))
-		settings := slices.Clone(b.noCache)
+		settings := []string{noCache}
 		for _, endpoint := range endpoints {
 			settings = append(settings, "--dns-endpoint", endpoint)
 		}
