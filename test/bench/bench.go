@@ -31,7 +31,7 @@ var (
 		LatencyBatches: 20, LatencyQueries: 500, Blocks: 8,
 	}
 	fullOptions = Options{
-		Full: true, Rounds: 5, Time: 600 * time.Millisecond, Warm: 3 * time.Second, Outstanding: 64, Pace: 20_000,
+		Full: true, Rounds: 5, Time: 500 * time.Millisecond, Warm: 2 * time.Second, Outstanding: 64, Pace: 20_000,
 		LatencyBatches: 40, LatencyQueries: 500, Blocks: 40,
 	}
 	// Enough to run every line once.

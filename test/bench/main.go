@@ -37,7 +37,7 @@ func run(ctx context.Context) (err error) {
 	smoke := flag.Bool("smoke", false, "only see that it works: the figures mean nothing")
 	out := flag.String("out", "", "write the report, each turn's figures and a plot into `DIR` too")
 	rounds := flag.Int("rounds", 0, "how often each one has its turn; the medians are reported (default 3, with -full 5)")
-	length := flag.Duration("time", 0, "how long one turn lasts (default 300ms, with -full 600ms)")
+	length := flag.Duration("time", 0, "how long one turn lasts (default 300ms, with -full 500ms)")
 	only := flag.String("only", "", "only contests whose title contains `TEXT`")
 	flag.Parse()
 	if flag.NArg() > 0 || *rounds < 0 || *length < 0 {
