@@ -6,6 +6,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/miekg/dns"
+	"golang.org/x/sys/unix"
+
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/test/lab"
 )
 
@@ -157,5 +160,63 @@ func TestTableIsAligned(t *testing.T) {
 	const want = "|     |   q/s |\n|-----|------:|\n| k2s | 12345 |\n\n"
 	if text.String() != want {
 		t.Errorf("got\n%swant\n%s", text.String(), want)
+	}
+}
+
+// A server that gives no answer to each tenth query, two to the next, and SERVFAIL to the one after.
+func TestPacer(t *testing.T) {
+	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.SetNonblock(fds[0], true); err != nil {
+		t.Fatal(err)
+	}
+	const queries = 100
+	served := make(chan error, 1)
+	go func() {
+		var buffer [512]byte
+		for i := range queries {
+			n, err := unix.Read(fds[1], buffer[:])
+			if err != nil {
+				served <- err
+				return
+			}
+			buffer[2] |= 0x80
+			buffer[3] = 0
+			if i%10 == 2 {
+				buffer[3] = dns.RcodeServerFailure
+			}
+			for range []int{0, 2, 1, 1, 1, 1, 1, 1, 1, 1}[i%10] {
+				if _, err := unix.Write(fds[1], buffer[:n]); err != nil {
+					served <- err
+					return
+				}
+			}
+		}
+		served <- nil
+	}()
+	query, err := new(dns.Msg).SetQuestion("a.example.", dns.TypeA).Pack()
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := pacer{fd: fds[0], queries: [][]byte{query}, interval: time.Millisecond}
+	turn, err := p.run(queries)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := <-served; err != nil {
+		t.Fatal(err)
+	}
+	if turn.Completed != 90 || turn.Lost != 10 || turn.Wrong != 10 {
+		t.Errorf("%d completed, %d lost, %d wrong: want 90, 10, 10", turn.Completed, turn.Lost, turn.Wrong)
+	}
+	if turn.P99 < patience {
+		t.Errorf("p99 %v: want at least %v, since a tenth was lost", turn.P99, patience)
+	}
+	for _, fd := range fds {
+		if err := unix.Close(fd); err != nil {
+			t.Error(err)
+		}
 	}
 }

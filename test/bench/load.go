@@ -104,8 +104,9 @@ func (b *bench) load(ctx context.Context, contest *Contest, one *Contestant, len
 	if err != nil {
 		return Turn{}, err
 	}
+	// A lost query is waited for until the timeout, and whatever else runs until then is counted.
 	args := []string{
-		"-d", file, "-e", "-c", "8", "-T", strconv.Itoa(contest.Threads), "-t", "2",
+		"-d", file, "-e", "-c", "8", "-T", strconv.Itoa(contest.Threads), "-t", "0.5",
 		"-q", strconv.Itoa(max(1, b.options.Outstanding/len(one.Targets))),
 		"-l", strconv.FormatFloat(length.Seconds(), 'f', -1, 64),
 	}
