@@ -110,7 +110,7 @@ type bench struct {
 	unique  int // names made so far
 }
 
-// measure runs all contests and comparisons.
+// measure runs all contests and comparisons. With an error it returns those that had been done.
 func measure(ctx context.Context, l *lab.Lab, options Options) (*Results, error) {
 	if options.Progress == nil {
 		options.Progress = func(string) {}
@@ -139,18 +139,18 @@ func measure(ctx context.Context, l *lab.Lab, options Options) (*Results, error)
 			continue
 		}
 		if err := contest.setup.with(ctx, func() error { return b.hold(ctx, contest) }); err != nil {
-			return nil, fmt.Errorf("%s: %w", contest.Title, err)
+			return results, fmt.Errorf("%s: %w", contest.Title, err)
 		}
 		results.Contests = append(results.Contests, contest)
 	}
 	if strings.Contains(latencyTitle, options.Only) {
 		if results.Latency, err = b.latencies(ctx); err != nil {
-			return nil, fmt.Errorf("%s: %w", latencyTitle, err)
+			return results, fmt.Errorf("%s: %w", latencyTitle, err)
 		}
 	}
 	if strings.Contains(loopbackTitle, options.Only) {
 		if results.Loopback, err = b.loopback(ctx); err != nil {
-			return nil, fmt.Errorf("%s: %w", loopbackTitle, err)
+			return results, fmt.Errorf("%s: %w", loopbackTitle, err)
 		}
 	}
 	return results, nil

@@ -65,12 +65,13 @@ func run(ctx context.Context) (err error) {
 	}
 	results, err := measure(ctx, l, options)
 	options.Progress("")
-	if err != nil {
+	if results == nil {
 		return err
 	}
 	results.Took = time.Since(started)
-	if err := results.markdown(os.Stdout); err != nil || *out == "" {
-		return err
+	err = errors.Join(err, results.markdown(os.Stdout))
+	if *out != "" {
+		err = errors.Join(err, results.write(*out))
 	}
-	return results.write(*out)
+	return err
 }
