@@ -153,6 +153,7 @@ func (k *kernelView) Verdict(from, to netip.AddrPort, message []byte) (diagnose.
 		Reason:   verdict.Reason,
 		Steered:  verdict.Reason == datapath.ReasonSteered,
 		Fallback: verdict.Reason == datapath.ReasonSteeredFallback,
+		Cached:   verdict.Reason == datapath.ReasonCached,
 	}, err
 }
 

@@ -419,6 +419,7 @@ func (d *Daemon) try(ctx context.Context, server netip.AddrPort, zone string, en
 	defer cancel()
 	message := new(dns.Msg)
 	message.SetQuestion(dns.Fqdn(zone), dns.TypeSOA)
+	notCached(message)
 	conn, err := (&dns.Client{Timeout: healthTimeout}).DialContext(ctx, server.String())
 	if err != nil {
 		return trialUnclear, err

@@ -99,12 +99,20 @@ var errNoneLives = errors.New("no endpoint answers")
 
 var errUnhelpful = errors.New("unhelpful answer")
 
+// notCached makes a query one that is answered by a server in any case: it asks for that server's name (NSID, RFC 5001), which no answer
+// of the kernel's cache has.
+func notCached(query *dns.Msg) {
+	query.SetEdns0(dns.DefaultMsgSize, false)
+	opt := query.IsEdns0()
+	opt.Option = append(opt.Option, &dns.EDNS0_NSID{Code: dns.EDNS0NSID})
+}
+
 func askSOA(ctx context.Context, server netip.AddrPort, name string) error {
 	ctx, cancel := context.WithTimeout(ctx, selfTestTry)
 	defer cancel()
 	message := new(dns.Msg)
 	message.SetQuestion(name, dns.TypeSOA)
-	message.SetEdns0(dns.DefaultMsgSize, false)
+	notCached(message)
 	client := dns.Client{Timeout: selfTestTry}
 	reply, _, err := client.ExchangeContext(ctx, message, server.String())
 	if err != nil {

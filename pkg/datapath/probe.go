@@ -11,6 +11,7 @@ import (
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/rlimit"
+	"golang.org/x/sys/unix"
 )
 
 // ErrOtherVersion is returned if what is attached was loaded by another version of this program.
@@ -21,6 +22,7 @@ const (
 	ReasonNotIntercepted  = "" // the program does not look at packets to that address
 	ReasonSteered         = "steered"
 	ReasonSteeredFallback = "steered_fallback"
+	ReasonCached          = "answered_cached"
 )
 
 // Verdict is what the kernel program decides about a query.
@@ -68,6 +70,9 @@ func NewProber(pinDir string, kernelID uint32) (_ *Prober, err error) {
 			return nil, fmt.Errorf("probe: open map %s: %w", name, err)
 		}
 	}
+	if err := addAnswers(shared, kernelID); err != nil {
+		return nil, fmt.Errorf("probe: %w", err)
+	}
 	for name := range spec.Programs {
 		if Program(name) != FromHost {
 			delete(spec.Programs, name)
@@ -86,6 +91,50 @@ func NewProber(pinDir string, kernelID uint32) (_ *Prober, err error) {
 		return nil, fmt.Errorf("probe: %w", err)
 	}
 	return p, nil
+}
+
+// addAnswers adds the maps of answers that the attached program has. They are not pinned.
+func addAnswers(shared map[string]*ebpf.Map, kernelID uint32) error {
+	attached, err := ebpf.NewProgramFromID(ebpf.ProgramID(kernelID))
+	if err != nil {
+		return fmt.Errorf("open program %d: %w", kernelID, err)
+	}
+	defer attached.Close()
+	info, err := attached.Info()
+	if err != nil {
+		return fmt.Errorf("read program %d: %w", kernelID, err)
+	}
+	ids, _ := info.MapIDs() // from 4.15 on
+	for _, id := range ids {
+		m, err := ebpf.NewMapFromID(id)
+		if err != nil {
+			return fmt.Errorf("open map %d: %w", id, err)
+		}
+		name, err := answersMap(m)
+		if err != nil || name == "" {
+			err = errors.Join(err, m.Close())
+		} else {
+			shared[name] = m
+		}
+		if err != nil {
+			return fmt.Errorf("read map %d: %w", id, err)
+		}
+	}
+	return nil
+}
+
+// answersMap returns the name of a map of answers, "" for another map. The kernel keeps 15 octets of it.
+func answersMap(m *ebpf.Map) (string, error) {
+	info, err := m.Info()
+	if err != nil {
+		return "", err
+	}
+	for _, name := range []string{dnsbpfMapDnsAnswersIndex, dnsbpfMapDnsAnswersSmall, dnsbpfMapDnsAnswersLarge} {
+		if info.Name == name[:min(len(name), unix.BPF_OBJ_NAME_LEN-1)] {
+			return name, nil
+		}
+	}
+	return "", nil
 }
 
 // same compares the instructions by the kernel's hash of them, which leaves out where the maps are.
@@ -169,8 +218,6 @@ const (
 	protocolUDP   = 17
 )
 
-// uncheckedSum stands for a UDP checksum, which no program verifies. It is not zero: IPv6 has none without.
-const uncheckedSum = 0xffff
 
 // queryFrame is a message as it leaves through lo: UDP in IP in Ethernet.
 func queryFrame(from, to netip.AddrPort, message []byte) []byte {
@@ -187,13 +234,27 @@ func queryFrame(from, to netip.AddrPort, message []byte) []byte {
 		frame = binary.BigEndian.AppendUint16(frame, uint16(total))
 		frame = append(frame, protocolUDP, 64)
 	}
+	addresses := len(frame)
 	frame = append(frame, from.Addr().AsSlice()...)
 	frame = append(frame, to.Addr().AsSlice()...)
+	sum := onesSum(frame[addresses:], uint32(protocolUDP+total))
 	frame = binary.BigEndian.AppendUint16(frame, from.Port())
 	frame = binary.BigEndian.AppendUint16(frame, to.Port())
 	frame = binary.BigEndian.AppendUint16(frame, uint16(total))
-	frame = binary.BigEndian.AppendUint16(frame, uncheckedSum)
+	// As the stack leaves it to the device: the sum of the pseudo header (RFC 768).
+	frame = binary.BigEndian.AppendUint16(frame, sum)
 	return append(frame, message...)
+}
+
+// onesSum is the ones' complement sum (RFC 1071) of an even number of octets and of what it is begun with.
+func onesSum(octets []byte, sum uint32) uint16 {
+	for i := 0; i < len(octets); i += 2 {
+		sum += uint32(binary.BigEndian.Uint16(octets[i:]))
+	}
+	for sum > 0xffff {
+		sum = sum&0xffff + sum>>16
+	}
+	return uint16(sum)
 }
 
 // frameDestination reads back where a frame of queryFrame goes after a program has rewritten it.

@@ -55,6 +55,7 @@ type Carrier string
 // The carriers.
 const (
 	Kernel    Carrier = "kernel"    // steered to CoreDNS
+	Cached    Carrier = "cache"     // answered from the kernel
 	Fallback  Carrier = "fallback"  // steered to an upstream server of the host, since the daemon is dead
 	Forwarder Carrier = "forwarder" // ours, in user space
 	Direct    Carrier = "direct"    // nobody: it goes to the server that the resolver file names

@@ -24,6 +24,7 @@ type KernelVerdict struct {
 	Reason   string // by its name in reasons.h; empty if it does not look at such packets
 	Steered  bool
 	Fallback bool // steered to an upstream server of the host
+	Cached   bool // answered from the kernel
 }
 
 // KernelView asks the attached programs.
@@ -182,6 +183,8 @@ func (c *Checker) path(server netip.AddrPort, name string) Path {
 			problem = err
 		case verdict.Fallback:
 			return Path{Carrier: Fallback, Reason: verdict.Reason}
+		case verdict.Cached:
+			return Path{Carrier: Cached, Reason: verdict.Reason}
 		case verdict.Steered:
 			return Path{Carrier: Kernel, Reason: verdict.Reason}
 		default:

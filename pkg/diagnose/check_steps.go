@@ -86,11 +86,15 @@ func (e Evidence) resolverStep() Step {
 func (e Evidence) pathStep(q Query) Step {
 	text := map[Carrier]string{
 		Kernel:    "the kernel steers it to CoreDNS",
+		Cached:    "answered from the kernel",
 		Fallback:  "the kernel steers it to an upstream server of the host, since the daemon is dead",
 		Forwarder: "the forwarder takes it",
 		Direct:    "nothing of k2s-dnsbpf takes it: it goes to " + q.Reply.Server.String(),
 	}[q.Path.Carrier]
-	if q.Reply.Steered.IsValid() {
+	if q.Path.Carrier == Cached && q.Reply.Failure == nil {
+		text += fmt.Sprintf(", TTL %d s left", int(q.Reply.TTL.Seconds()))
+	}
+	if q.Path.Carrier != Cached && q.Reply.Steered.IsValid() {
 		text += ", to " + q.Reply.Steered.String()
 	}
 	state := okIf(q.Path.Carrier != Direct || !q.InZone)

@@ -271,10 +271,14 @@ func (e Evidence) coreDNSBroken(q Query) judgement {
 }
 
 func (q Query) carriedBy() string {
-	if q.Path.Carrier == Kernel {
+	switch q.Path.Carrier {
+	case Kernel:
 		return "steered by the kernel"
+	case Cached:
+		return "answered from the kernel"
+	default:
+		return "through the forwarder"
 	}
-	return "through the forwarder"
 }
 
 // upstreamsBroken is about an external name that nobody answers for.

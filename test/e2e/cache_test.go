@@ -328,3 +328,14 @@ func TestCacheFlood(t *testing.T) {
 		t.Errorf("%d of %d queries for a name in use were not answered from the kernel, %d were", missed, names/10, after["answered_cached"]-hits)
 	}
 }
+
+// TestCheckCached: check says what is answered from the kernel, and asks CoreDNS all the same.
+func TestCheckCached(t *testing.T) {
+	h := raise(t, lab.Options{})
+	h.attach(endpoints, ranges, cached)
+	h.warm(t, h.askers()[0], lab.Backend, dns.TypeA)
+	out := h.run("check", lab.Backend)
+	if !strings.Contains(out.stdout, "answered from the kernel, TTL ") || !strings.Contains(out.stdout, "asked directly: the same") {
+		t.Error(out)
+	}
+}
