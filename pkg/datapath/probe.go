@@ -218,7 +218,6 @@ const (
 	protocolUDP   = 17
 )
 
-
 // queryFrame is a message as it leaves through lo: UDP in IP in Ethernet.
 func queryFrame(from, to netip.AddrPort, message []byte) []byte {
 	total := udpLength + len(message)
