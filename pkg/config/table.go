@@ -95,7 +95,7 @@ var table = []Setting{
 
 	toggle(Setting{
 		Key: "cache", Flag: "no-cache", Negated: true, Live: true,
-		Usage: "never answer from the kernel: ask for each query",
+		Usage: "keep no answers, neither for the kernel nor in the forwarder: ask for each query",
 	}, func(c *Config) *bool { return &c.Cache }, true),
 	list(Setting{
 		Key: "cacheOff", Flag: "cache-off", Usage: "zone `NAME` of which no answer is kept, and of all below it", Example: "[ingress.cluster.local]", Live: true,

@@ -125,6 +125,7 @@ func (d *Daemon) stopCache() {
 
 // switchCache tells the cache what is in effect now.
 func (d *Daemon) switchCache() {
+	d.forwarder.SetCache(d.now.config.Cache, d.now.config.CacheOff...)
 	if d.kernel.loaded.Load() == nil {
 		return
 	}
@@ -186,7 +187,7 @@ func following(c config.Config, store *answers.Store) (*coherence.State, func(cl
 
 // answered takes in a reply of the forwarder.
 func (d *Daemon) answered(query, reply []byte) {
-	if !d.seen.Load().config.Cache || d.answers == nil {
+	if d.kernel.loaded.Load() == nil || !d.seen.Load().config.Cache {
 		return
 	}
 	if q, ok := ready.ParseQuery(query); ok {
@@ -212,4 +213,6 @@ func (d *Daemon) cacheReport(s *attachment) *status.Cache {
 func (d *Daemon) CacheList(suffix string) []status.CachedAnswer { return d.answers.List(suffix) }
 
 // CacheFlush implements control.Handler.
-func (d *Daemon) CacheFlush(suffix string) int { return d.answers.Flush(suffix) }
+func (d *Daemon) CacheFlush(suffix string) int {
+	return d.answers.Flush(suffix) + d.forwarder.Flush(suffix)
+}

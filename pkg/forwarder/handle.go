@@ -39,6 +39,11 @@ func (c *clientQuery) sizeLimit() int {
 // handle answers one message. Nil means no answer. c.raw is neither kept nor
 // changed.
 func (s *Server) handle(ctx context.Context, c *clientQuery) []byte {
+	if c.tcp { // what comes by UDP has been looked for when it was read
+		if reply := s.fromCache(c.raw, tcpLimit); reply != nil {
+			return reply
+		}
+	}
 	reply, ok := s.accept(c)
 	if !ok {
 		s.counters.malformed.Add(1)
@@ -103,6 +108,7 @@ func (s *Server) resolve(ctx context.Context, c *clientQuery) ([]byte, failure) 
 	case len(servers.servers) == 0:
 		return nil, failNoUpstream()
 	}
+	epoch := s.cache.epoch.Load()
 	res, err := s.askRouted(ctx, c, table, servers)
 	switch {
 	case errors.Is(err, errLoop):
@@ -118,15 +124,13 @@ func (s *Server) resolve(ctx context.Context, c *clientQuery) ([]byte, failure) 
 	if err != nil {
 		return nil, failExchange(c.zone, err)
 	}
-	if s.opts.Answered != nil && !inZone && !c.passThrough {
-		s.opts.Answered(c.raw, reply)
+	if !inZone && !c.passThrough {
+		s.keep(c.raw, res, epoch)
+		if s.opts.Answered != nil {
+			s.opts.Answered(c.raw, reply)
+		}
 	}
 	return reply, failure{}
-}
-
-// Resolve answers a query of this program itself as one that a client on this host sends by UDP. Nil means no answer.
-func (s *Server) Resolve(ctx context.Context, query []byte) []byte {
-	return s.handle(ctx, &clientQuery{raw: query, from: netip.AddrPortFrom(netip.IPv6Loopback(), 0)})
 }
 
 // screen judges a query for a name outside the cluster. It returns the reply to one that is not forwarded; unreadable is the error

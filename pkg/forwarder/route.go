@@ -66,6 +66,9 @@ func (s *Server) SetRoutes(r Routes) error {
 	if old == nil {
 		return nil
 	}
+	if !slices.Equal(old.upstreams.servers, t.upstreams.servers) {
+		s.cache.flush() // others may say something else
+	}
 	for _, addr := range r.Forbidden {
 		if u := old.known[unmap(addr)]; u != nil && t.known[u.addr] == nil {
 			u.forbidden.Store(true)

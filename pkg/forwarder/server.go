@@ -85,6 +85,7 @@ type Server struct {
 
 	ask     func(context.Context, *request) (*response, error) // the chain behind the routing: see New
 	flights flights
+	cache   *answerCache
 
 	permitted atomic.Pointer[map[netip.Addr][]Permit]
 
@@ -157,8 +158,8 @@ func New(opts Options) (*Server, error) {
 	s.connPlaces = newFair(opts.MaxConns, s.isLocal)
 	s.octets = newFair(maxOctets, s.isLocal)
 	s.loops = newLoopGuard(s.isLocal)
-	// What answers a query that has its servers: a cache's place is in front.
-	s.ask = s.coalesce
+	s.ask = s.coalesce // what answers a query that has its servers
+	s.cache = newAnswerCache()
 	s.queryCtx, s.cancelQuery = context.WithCancel(context.Background())
 	s.spareCtx, s.cancelSpares = context.WithCancel(context.Background())
 	return s, nil

@@ -22,6 +22,7 @@ type Stats struct {
 	Loops     uint64 // queries of our own that came back, also counted as Failures
 	LastLoop  *Loop  // the last of them, nil if there was none
 
+	Cached       uint64 // queries that were answered with what upstream servers said before
 	Coalesced    uint64 // queries that were answered with an equal one
 	Retries      uint64 // further servers, or further tries, for a query
 	TCPFallbacks uint64 // truncated replies that were asked for again by TCP
@@ -49,7 +50,7 @@ type counters struct {
 	cluster, external atomic.Uint64
 	failures, refused atomic.Uint64
 	malformed, loops  atomic.Uint64
-	coalesced         atomic.Uint64
+	coalesced, cached atomic.Uint64
 	retries           atomic.Uint64
 	tcpFallbacks      atomic.Uint64
 	connsClosed       atomic.Uint64
@@ -69,6 +70,7 @@ func (s *Server) Stats() Stats {
 		Malformed:    c.malformed.Load(),
 		Loops:        c.loops.Load(),
 		LastLoop:     s.lastLoop.Load(),
+		Cached:       c.cached.Load(),
 		Coalesced:    c.coalesced.Load(),
 		Retries:      c.retries.Load(),
 		TCPFallbacks: c.tcpFallbacks.Load(),

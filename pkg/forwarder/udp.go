@@ -50,11 +50,15 @@ func (s *Server) serveUDP(conn *net.UDPConn) {
 	}
 }
 
-// takeUDP answers one datagram in a goroutine of its own.
+// takeUDP answers one datagram: from the cache at once, else in a goroutine of its own.
 func (s *Server) takeUDP(conn *net.UDPConn, queries *sync.WaitGroup, packet []byte, from netip.AddrPort) {
 	s.counters.udp.Add(1)
 	if len(packet) > bufferSize {
 		s.replyUDP(conn, s.refuse(packet, failTooLong(len(packet))), from)
+		return
+	}
+	if reply := s.fromCache(packet, udpLimit); reply != nil {
+		s.replyUDP(conn, reply, from)
 		return
 	}
 	buf := getBuffer()

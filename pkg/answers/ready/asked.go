@@ -126,11 +126,8 @@ func ParseQuery(msg []byte) (q Query, ok bool) {
 		return q, false
 	}
 	q.Key = Key{Name: lower(name), Type: binary.BigEndian.Uint16(msg[end-questionTail:])}
-	for bit, asked := range askedBits {
-		if flags(msg)&bit != 0 {
-			q.Asked |= asked
-		}
-	}
+	bits := flags(msg)
+	q.Asked = Asked(bits>>8&1)*RecursionDesired | Asked(bits>>5&1)*AuthenticData | Asked(bits>>4&1)*CheckingDisabled
 	switch count(msg, 3) {
 	case 0:
 		return q, len(msg) == end

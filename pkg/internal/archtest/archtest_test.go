@@ -99,6 +99,7 @@ var (
 var owners = map[string][]string{
 	"github.com/cilium/ebpf":         {"pkg/datapath"},
 	"github.com/coredns/caddy":       {"pkg/discovery"},
+	"github.com/maypok86/otter/v2":   {"pkg/forwarder"},
 	"github.com/miekg/dns":           {"pkg/answers/ready", "pkg/client", "pkg/daemon", "pkg/diagnose", "pkg/forwarder", "pkg/internal/pktgen"},
 	"github.com/spf13/":              {"cmd/k2s-dnsbpf"},
 	"github.com/vishvananda/netlink": {"pkg/netdev"},
@@ -113,7 +114,7 @@ var owners = map[string][]string{
 var testOwners = map[string][]string{
 	"github.com/cilium/ebpf":         {"pkg/netdev"}, // a filter to attach has to be some program
 	"github.com/google/go-cmp":       everyone,
-	"github.com/miekg/dns":           {"pkg/datapath"},
+	"github.com/miekg/dns":           {"pkg/answers", "pkg/datapath"},
 	"github.com/vishvananda/netlink": everyone,
 	"go.uber.org/goleak":             everyone,
 	"go.yaml.in/yaml":                everyone,
