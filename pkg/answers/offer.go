@@ -58,15 +58,20 @@ func (s *Store) OfferRaw(asked ready.Asked, reply []byte, replied time.Duration,
 }
 
 func (s *Store) take(o Offer) ready.Refusal {
+	if o.External && !o.own && s.on {
+		s.popular.add(o.Query.Key, 1)
+		if s.popular.estimate(o.Query.Key) < 2 && s.entries[o.Query.Key] == nil {
+			return refusedOnce // the kernel offers none of these
+		}
+	}
 	name := o.Query.Text()
 	zone, inZone := s.zoneOf(name)
 	switch {
 	case !s.on, o.External == inZone, o.External && s.external == "", inZone && zone.Off != "":
 		return refusedZone
 	}
-	s.popular.add(o.Query.Key, 1)
-	if o.External && !o.own && s.entries[o.Query.Key] == nil && s.popular.estimate(o.Query.Key) < 2 {
-		return refusedOnce // the kernel offers none of these
+	if inZone {
+		s.popular.add(o.Query.Key, 1)
 	}
 	apex, optSize := zone.Name+".", uint16(0)
 	if o.External {

@@ -25,7 +25,9 @@ const (
 	DefaultZone       = "cluster.local"
 	DefaultWait       = 30 * time.Second
 	DefaultLinger     = 10 * time.Second
-	DefaultLogLevel   = "info"
+	// DefaultCacheEntries is for the names that a busy node asks for, in 11 MB.
+	DefaultCacheEntries = 16384
+	DefaultLogLevel     = "info"
 
 	// DNSPort is the port of every listener, and of an endpoint or upstream without one (RFC 1035 section 4.2).
 	DNSPort = 53
@@ -100,6 +102,7 @@ type Config struct {
 	OverrideImmutable  bool               `json:"overrideImmutable,omitempty"`
 	BPF                bool               `json:"bpf"`
 	Cache              bool               `json:"cache"`
+	CacheEntries       int                `json:"cacheEntries"`
 	CacheOff           []string           `json:"cacheOff,omitempty"`
 	Wait               time.Duration      `json:"wait"`
 	Linger             time.Duration      `json:"linger"`
@@ -211,6 +214,14 @@ func checkWait(key string, wait time.Duration) error {
 func checkLinger(key string, linger time.Duration) error {
 	if linger < 0 || linger > maxLinger {
 		return fmt.Errorf("%s %s: %w: give a time up to %s, such as %s, or 0 not to", key, linger, ErrInvalid, maxLinger, DefaultLinger)
+	}
+	return nil
+}
+
+func checkEntries(key string, entries int) error {
+	const least, most = 64, 1 << 18
+	if entries < least || entries > most {
+		return fmt.Errorf("%s %d: %w: give a number from %d to %d, such as %d", key, entries, ErrInvalid, least, most, DefaultCacheEntries)
 	}
 	return nil
 }

@@ -163,6 +163,7 @@ resolver: none
 onForeignChange: yield
 bpf: true
 cache: no
+cacheEntries: 100
 cacheOff: [x.cluster.local]
 wait: 1m30s
 linger: 0s
@@ -179,7 +180,7 @@ logLevel: debug
 				DNSEndpoints: servers("10.0.0.1:53", "10.0.0.2:5353"), Zones: []string{DefaultZone, "21.172.in-addr.arpa"},
 				ServiceCIDRs: []netip.Prefix{netip.MustParsePrefix("172.21.0.0/16")},
 				PodCIDRs:     []netip.Prefix{netip.MustParsePrefix("fd00:20::/64")}, KubeSwitchAddress: netip.MustParseAddr("172.19.1.2"),
-				Upstreams: servers("[2001:db8::1]:54"), Resolver: ResolverNone, OnForeignChange: ChangeYield, BPF: true, CacheOff: []string{"x.cluster.local"}, Wait: 90 * time.Second,
+				Upstreams: servers("[2001:db8::1]:54"), Resolver: ResolverNone, OnForeignChange: ChangeYield, BPF: true, CacheEntries: 100, CacheOff: []string{"x.cluster.local"}, Wait: 90 * time.Second,
 				ResolvConf: "/run/resolv.conf", StateDir: "/run/state", RunDir: "/run/run", BPFFS: "/run/bpf", LogLevel: "debug",
 			}
 		}},

@@ -54,7 +54,7 @@ func TestSameSettings(t *testing.T) {
 			field.SetString(field.String() + "x")
 		case bool:
 			field.SetBool(!field.Bool())
-		case time.Duration:
+		case int, time.Duration:
 			field.SetInt(field.Int() + 1)
 		case []string:
 			field.Set(reflect.ValueOf(append([]string{"x"}, field.Interface().([]string)...)))

@@ -129,6 +129,17 @@ func toggle(s Setting, field func(*Config) *bool, value bool) Setting {
 	return s
 }
 
+// number completes the row of a setting that is a count.
+func number(s Setting, field func(*Config) *int, value int, check func(string, int) error) Setting {
+	return scalar(s, "int", field, value, func(text string) (int, error) {
+		parsed, err := strconv.Atoi(text)
+		if err != nil {
+			return 0, fmt.Errorf("%q: %w: write a whole number", text, ErrInvalid)
+		}
+		return parsed, nil
+	}, check)
+}
+
 // duration completes the row of a setting that is a time.
 func duration(s Setting, field func(*Config) *time.Duration, value time.Duration, check func(string, time.Duration) error) Setting {
 	return scalar(s, "duration", field, value, func(text string) (time.Duration, error) {

@@ -22,7 +22,7 @@ var values = map[string]struct{ flag, file string }{
 	"serviceCIDRs": {"10.0.0.1/8", "[10.0.0.0/8]"}, "podCIDRs": {"10.0.0.0/8", "[10.0.0.0/8]"}, "upstreams": {"10.0.0.2", `["10.0.0.2:53"]`},
 	"kubeswitchAddress": {"none", "none"}, "allowed": {"10.0.0.0/8", "[10.0.0.0/8]"}, "pods": {"veth*", `["veth*"]`},
 	"clusterDNS": {"10.0.0.3", "[10.0.0.3]"}, "resolver": {"none", "none"}, "onForeignChange": {"yield", "yield"}, "inPlace": {"true", "on"},
-	"overrideImmutable": {"true", "true"}, "bpf": {"true", "false"}, "cache": {"true", "off"}, "cacheOff": {"x.cluster.local", "[x.cluster.local]"}, "wait": {"1s", "1s"}, "linger": {"0s", "0s"},
+	"overrideImmutable": {"true", "true"}, "bpf": {"true", "false"}, "cache": {"true", "off"}, "cacheEntries": {"100", "100"}, "cacheOff": {"x.cluster.local", "[x.cluster.local]"}, "wait": {"1s", "1s"}, "linger": {"0s", "0s"},
 	"resolvConf": {"/a", "/a"}, "stateDir": {"/b", "/b"}, "runDir": {"/c d", "/c d"}, "bpffs": {"/e", "/e"}, "logLevel": {"debug", "debug"},
 }
 
@@ -80,7 +80,7 @@ func TestNeedDetach(t *testing.T) {
 			all = append(all, s.Key)
 		}
 	}
-	want := []string{"topology", "kubeswitchAddress", "resolver", "inPlace", "overrideImmutable", "bpf", "resolvConf", "stateDir", "runDir", "bpffs", "logLevel"}
+	want := []string{"topology", "kubeswitchAddress", "resolver", "inPlace", "overrideImmutable", "bpf", "cacheEntries", "resolvConf", "stateDir", "runDir", "bpffs", "logLevel"}
 	if !slices.Equal(all, want) {
 		t.Errorf("got %v", all)
 	}

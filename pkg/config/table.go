@@ -97,6 +97,9 @@ var table = []Setting{
 		Key: "cache", Flag: "no-cache", Negated: true, Live: true,
 		Usage: "keep no answers, neither for the kernel nor in the forwarder: ask for each query",
 	}, func(c *Config) *bool { return &c.Cache }, true),
+	number(Setting{
+		Key: "cacheEntries", Flag: "cache-entries", Usage: "`NUMBER` of answers that the kernel has room for, 64 to 262144; there is room for an eighth as many large ones beside",
+	}, func(c *Config) *int { return &c.CacheEntries }, DefaultCacheEntries, checkEntries),
 	list(Setting{
 		Key: "cacheOff", Flag: "cache-off", Usage: "zone `NAME` of which no answer is kept, and of all below it", Example: "[ingress.cluster.local]", Live: true,
 	}, func(c *Config) *[]string { return &c.CacheOff }, asIs, checkZone),

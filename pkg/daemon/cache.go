@@ -92,9 +92,8 @@ func (k *kernelAnswers) now() time.Duration {
 
 // newStore returns the cache of answers, which is off.
 func (d *Daemon) newStore() *answers.Store {
-	size := datapath.DefaultAnswersSize()
 	return answers.New(answers.Options{
-		Kernel: &d.kernel, Now: d.kernel.now, Entries: size.Small + size.Large, Small: datapath.SmallAnswer(),
+		Kernel: &d.kernel, Now: d.kernel.now, Entries: datapath.SizeOfAnswers(d.now.config.CacheEntries).Entries(), Small: datapath.SmallAnswer(),
 		Limits: datapath.AnswersLimits(), Log: d.log.Named("cache"),
 		Ask: func(ctx context.Context, query []byte) []byte { return d.forwarder.Resolve(ctx, query) },
 	})

@@ -38,18 +38,13 @@ type AnswersSize struct {
 	Large int
 }
 
-// Octets is the kernel memory that so many answers take, their index included.
-func (s AnswersSize) Octets() int {
-	const element = 16 + 64 // of the count of uses, and of the index
-	return s.Small*(smallSize+element) + s.Large*(largeSize+element)
-}
+// SizeOfAnswers makes room for so many answers, and for an eighth as many large ones beside.
+func SizeOfAnswers(entries int) AnswersSize { return AnswersSize{Small: entries, Large: max(1, entries/8)} }
 
-// DefaultAnswersSize is that of the object.
-func DefaultAnswersSize() AnswersSize { return AnswersSize{Small: smallMax, Large: largeMax} }
+// Entries is how many answers there is room for.
+func (s AnswersSize) Entries() int { return s.Small + s.Large }
 
 const (
-	smallMax  = 16384 // DNS_ANSWERS_SMALL_MAX
-	largeMax  = 2048  // DNS_ANSWERS_LARGE_MAX
 	headSize  = int(unsafe.Sizeof(dnsbpfDnsAnswer{}))
 	smallSize = int(unsafe.Sizeof(dnsbpfDnsAnswerSmall{}))
 	largeSize = int(unsafe.Sizeof(dnsbpfDnsAnswerLarge{}))

@@ -469,8 +469,8 @@ func TestAnswersSize(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if got := DefaultAnswersSize(); got.Small != int(spec.Maps[dnsbpfMapDnsAnswersSmall].MaxEntries) || got.Large != int(spec.Maps[dnsbpfMapDnsAnswersLarge].MaxEntries) {
-		t.Errorf("the default %+v is not the object's", got)
+	if got := SizeOfAnswers(16384); got.Small != int(spec.Maps[dnsbpfMapDnsAnswersSmall].MaxEntries) || got.Large != int(spec.Maps[dnsbpfMapDnsAnswersLarge].MaxEntries) {
+		t.Errorf("the default, %+v, is not the object's", got)
 	}
 	needKernel(t)
 	for _, m := range spec.Maps {

@@ -129,7 +129,7 @@ func tcpLimit(*ready.Query) int { return maxMessage }
 func (s *Server) renew(a *cachedAnswer) {
 	s.wg.Go(func() {
 		defer a.renewed.Store(false)
-		s.Resolve(s.queryCtx, a.Key.Query())
+		s.Resolve(s.queryCtx, a.Query())
 	})
 }
 

@@ -63,6 +63,7 @@ func (h *Host) Load() error {
 		NATPorts:       datapath.PortRange(ports),
 		TrafficControl: filters{h.journal},
 		XDPProgram:     netdev.XDPProgram,
+		Answers:        datapath.SizeOfAnswers(h.config.CacheEntries),
 	})
 	if err != nil {
 		return err

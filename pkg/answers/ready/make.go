@@ -88,7 +88,6 @@ type maker struct {
 	answer  *Answer
 	reply   []byte
 	zone    string
-	spelled bool            // the question is not all in lower case
 	qname   string          // as in the answer's Name
 	chain   map[string]bool // the owners that an answer may have: the question's name, and what CNAME records lead to
 	seen    map[string]int  // where a name is in the new message
