@@ -39,7 +39,9 @@ type AnswersSize struct {
 }
 
 // SizeOfAnswers makes room for so many answers, and for an eighth as many large ones beside.
-func SizeOfAnswers(entries int) AnswersSize { return AnswersSize{Small: entries, Large: max(1, entries/8)} }
+func SizeOfAnswers(entries int) AnswersSize {
+	return AnswersSize{Small: entries, Large: max(1, entries/8)}
+}
 
 // Entries is how many answers there is room for.
 func (s AnswersSize) Entries() int { return s.Small + s.Large }

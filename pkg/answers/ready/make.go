@@ -85,16 +85,16 @@ func judgeHead(q *Query, bits uint16) Refusal {
 
 // maker makes one answer.
 type maker struct {
-	answer  *Answer
-	reply   []byte
-	zone    string
-	qname   string          // as in the answer's Name
-	chain   map[string]bool // the owners that an answer may have: the question's name, and what CNAME records lead to
-	seen    map[string]int  // where a name is in the new message
-	run     runFinder
-	final   bool   // a record of the type that was asked for
-	soa     uint32 // MINIMUM of a SOA record above a name of the chain, that says how long a negative answer lives
-	hasSOA  bool
+	answer *Answer
+	reply  []byte
+	zone   string
+	qname  string          // as in the answer's Name
+	chain  map[string]bool // the owners that an answer may have: the question's name, and what CNAME records lead to
+	seen   map[string]int  // where a name is in the new message
+	run    runFinder
+	final  bool   // a record of the type that was asked for
+	soa    uint32 // MINIMUM of a SOA record above a name of the chain, that says how long a negative answer lives
+	hasSOA bool
 }
 
 const (
