@@ -177,9 +177,10 @@ func (b *bench) hold(ctx context.Context, contest *Contest) error {
 }
 
 // turn measures one contestant once.
-func (b *bench) turn(ctx context.Context, contest *Contest, one *Contestant) (Turn, error) {
+func (b *bench) turn(ctx context.Context, contest *Contest, one *Contestant) (turn Turn, err error) {
+	lost := 0
 	if !one.blind {
-		if err := b.verify(ctx, contest, one); err != nil {
+		if lost, err = b.verify(ctx, contest, one); err != nil {
 			return Turn{}, err
 		}
 	}
@@ -194,9 +195,12 @@ func (b *bench) turn(ctx context.Context, contest *Contest, one *Contestant) (Tu
 		}
 	}
 	if contest.Paced {
-		return b.pace(ctx, contest, one)
+		turn, err = b.pace(ctx, contest, one)
+	} else {
+		turn, err = b.load(ctx, contest, one, b.options.Time)
 	}
-	return b.load(ctx, contest, one, b.options.Time)
+	turn.Lost += lost
+	return turn, err
 }
 
 // attachWith makes the preparation that attaches with these settings.

@@ -265,10 +265,8 @@ func (p *peer) resolve(l *lab.Lab) preparation {
 			return nil, err
 		}
 		stop := func() error { return server.Stop(context.WithoutCancel(ctx)) }
-		for _, command := range [][]string{{"dns", "cni0", lab.CoreDNS0v4}, {"domain", "cni0", "~cluster.local"}} {
-			if _, err := l.Resolvectl(ctx, command...); err != nil {
-				return nil, errors.Join(err, stop())
-			}
+		if err := splitDNS(ctx, l); err != nil {
+			return nil, errors.Join(err, stop())
 		}
 		p.pids = []int{server.PID()}
 		if err := p.await(ctx, l.Host()); err != nil {
@@ -276,6 +274,25 @@ func (p *peer) resolve(l *lab.Lab) preparation {
 		}
 		return stop, nil
 	}
+}
+
+// splitDNS makes systemd-resolved ask CoreDNS for the cluster's names. It is on the bus a moment after it has said that it runs.
+func splitDNS(ctx context.Context, l *lab.Lab) error {
+	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+	defer cancel()
+	for _, command := range [][]string{{"dns", "cni0", lab.CoreDNS0v4}, {"domain", "cni0", "~cluster.local"}} {
+		for {
+			_, err := l.Resolvectl(ctx, command...)
+			if err == nil {
+				break
+			}
+			if ctx.Err() != nil {
+				return err
+			}
+			time.Sleep(20 * time.Millisecond)
+		}
+	}
+	return nil
 }
 
 // addAddresses gives the host what the peers listen on for others than itself.
