@@ -1,6 +1,7 @@
 package forwarder
 
 import (
+	"bytes"
 	"context"
 	"net/netip"
 	"slices"
@@ -36,14 +37,16 @@ type cachedAnswer struct {
 	*ready.Answer
 	stored  time.Time
 	life    time.Duration
-	renewed atomic.Bool // it is being asked for anew
+	renewed atomic.Bool // it was asked for anew
 	turns   atomic.Uint32
 }
 
 func newAnswerCache() *answerCache {
 	c := &answerCache{now: time.Now, kept: otter.Must(&otter.Options[ready.Key, *cachedAnswer]{
 		MaximumWeight: cacheOctets,
-		Weigher:       func(key ready.Key, a *cachedAnswer) uint32 { return uint32(len(key.Name) + a.Octets() + entryOctets) },
+		// What is asked often is known from the beginning, not from when half of the room is taken.
+		InitialCapacity: cacheOctets / entryOctets,
+		Weigher:         func(key ready.Key, a *cachedAnswer) uint32 { return uint32(len(key.Name) + a.Octets() + entryOctets) },
 	})}
 	c.off.Store(new([]string))
 	return c
@@ -87,11 +90,11 @@ func (s *Server) Flush(suffix string) (dropped int) {
 
 // fromCache answers a query for a name outside of the cluster zones, or returns nil. An answer that is in use is asked for anew some time
 // before its end, once.
-func (s *Server) fromCache(raw []byte, limit func(*ready.Query) int) []byte {
+func (s *Server) fromCache(c *clientQuery) []byte {
 	if !s.cache.on.Load() {
 		return nil
 	}
-	q, ok := ready.ParseQuery(raw)
+	q, ok := ready.ParseQuery(c.raw)
 	if !ok {
 		return nil
 	}
@@ -108,28 +111,29 @@ func (s *Server) fromCache(raw []byte, limit func(*ready.Query) int) []byte {
 		return nil
 	}
 	if age >= a.life*cacheRenew/100 && a.renewed.CompareAndSwap(false, true) {
-		s.renew(a)
+		s.renew(a, c.from.Addr())
 	}
 	s.counters.cached.Add(1)
 	s.counters.external.Add(1)
-	size := len(raw) + a.Octets() + optFixedLen
-	reply := a.Reply(make([]byte, 0, size), raw, &q, age, a.turns.Add(1), limit(&q), maxUDPSize)
+	limit := maxMessage
+	if !c.tcp {
+		limit = min(q.Limit(), maxUDPSize) // see sizeLimit
+	}
+	size := len(c.raw) + a.Octets() + optFixedLen
+	reply := a.Reply(make([]byte, 0, size), c.raw, &q, age, a.turns.Add(1), limit, maxUDPSize)
 	if s.opts.Answered != nil {
-		s.opts.Answered(raw, reply)
+		s.opts.Answered(c.raw, reply)
 	}
 	return reply
 }
 
-// udpLimit is the largest reply by UDP, see sizeLimit.
-func udpLimit(q *ready.Query) int { return min(q.Limit(), maxUDPSize) }
-
-func tcpLimit(*ready.Query) int { return maxMessage }
-
-// renew asks the upstream servers anew for an answer that is about to end.
-func (s *Server) renew(a *cachedAnswer) {
+// renew asks the upstream servers anew for an answer that is about to end, in a place of its asker's.
+func (s *Server) renew(a *cachedAnswer, asker netip.Addr) {
+	gone := make(chan struct{})
+	place := s.inFlight.take(asker, 1, func() { close(gone) })
 	s.wg.Go(func() {
-		defer a.renewed.Store(false)
-		s.Resolve(s.queryCtx, a.Query())
+		defer s.inFlight.giveBack(place)
+		s.resolveFor(s.queryCtx, a.Query(), gone)
 	})
 }
 
@@ -142,7 +146,12 @@ func (s *Server) keep(raw []byte, res *response, epoch uint64) {
 	if !ok || s.cache.excludes(q.Text()) {
 		return
 	}
-	a, refusal := ready.Make(&q, res.msg[:res.recs.end], ".", ready.Limits{Octets: maxMessage, Records: maxMessage})
+	msg := res.msg
+	if count(msg, sectionQuestion) == 1 {
+		msg = bytes.Clone(msg)
+		copy(msg[headerLen:], q.Name) // its first asker's spelling is for nobody else
+	}
+	a, refusal := ready.Make(&q, msg, ".", ready.Limits{Octets: maxMessage, Records: maxMessage})
 	if refusal != "" || epoch != s.cache.epoch.Load() {
 		return
 	}
@@ -151,10 +160,18 @@ func (s *Server) keep(raw []byte, res *response, epoch uint64) {
 		life = min(life, cacheNone)
 	}
 	s.cache.kept.Set(q.Key, &cachedAnswer{Answer: a, stored: s.cache.now(), life: life})
+	if epoch != s.cache.epoch.Load() { // a flush has come in between
+		s.cache.kept.Invalidate(q.Key)
+	}
 }
 
 // Resolve answers a query of this program itself as one that a client on this host sends by UDP, but by asking in any case. Nil means no
 // answer.
 func (s *Server) Resolve(ctx context.Context, query []byte) []byte {
-	return s.handle(ctx, &clientQuery{raw: query, from: netip.AddrPortFrom(netip.IPv6Loopback(), 0)})
+	return s.resolveFor(ctx, query, nil)
+}
+
+// resolveFor does so until gone is closed.
+func (s *Server) resolveFor(ctx context.Context, query []byte, gone <-chan struct{}) []byte {
+	return s.handle(ctx, &clientQuery{raw: query, from: netip.AddrPortFrom(netip.IPv6Loopback(), 0), gone: gone})
 }

@@ -1,10 +1,12 @@
 package forwarder
 
 import (
+	"context"
 	"fmt"
 	"math/rand/v2"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -290,7 +292,7 @@ func TestCacheBound(t *testing.T) {
 	for i := range 200_000 {
 		keep(fmt.Sprintf("n%d.flood.example.", i))
 		if i%100 == 0 {
-			if w.fromCache(hot, udpLimit) == nil {
+			if w.fromCache(&clientQuery{raw: hot}) == nil {
 				misses++
 				keep("hot.example.")
 			}
@@ -302,5 +304,161 @@ func TestCacheBound(t *testing.T) {
 	}
 	if misses > 20 {
 		t.Errorf("a name in use was missed %d of 2000 times", misses)
+	}
+}
+
+// TestCacheOfManySpellings: what was asked in a spelling of its own (0x20) is kept for others, too, who get their own.
+func TestCacheOfManySpellings(t *testing.T) {
+	w := newCacheWorld(t, answerWith("%s 60 IN A 192.0.2.1", func(m *dns.Msg) { m.Compress = true }))
+	for i, name := range []string{"wWw.exAMple.", "www.example.", "WWW.EXAMPLE.", "Www.Example."} {
+		reply, sent := w.asked("udp", queryA(name, false))
+		if sent != (i == 0) {
+			t.Errorf("%s: asked %v", name, sent)
+		}
+		if reply.Question[0].Name != name || reply.Answer[0].Header().Name != name {
+			t.Errorf("%s: got %v", name, reply)
+		}
+	}
+}
+
+// TestCacheRefusesMoreThanAMessage: a reply that goes on behind its last record is not one to keep.
+func TestCacheRefusesMoreThanAMessage(t *testing.T) {
+	w := newCacheWorld(t, func(q *peerQuery) {
+		m := new(dns.Msg).SetReply(q.msg())
+		rr, _ := dns.NewRR("www.example. 60 IN A 192.0.2.1")
+		m.Answer = []dns.RR{rr}
+		raw, err := m.Pack()
+		if err != nil {
+			panic(err)
+		}
+		q.reply(append(raw, 0))
+	})
+	for range 2 {
+		if _, sent := w.asked("udp", queryA("www.example.", false)); !sent {
+			t.Error("it is answered from the cache")
+		}
+	}
+}
+
+// TestCacheRenewsOnce: an answer that can't be had anew is given to its end, and not asked for again and again.
+func TestCacheRenewsOnce(t *testing.T) {
+	var fails atomic.Bool
+	w := newCacheWorld(t, answerWith("%s 100 IN A 192.0.2.1", func(m *dns.Msg) {
+		if fails.Load() {
+			m.Answer, m.Rcode = nil, dns.RcodeServerFailure
+		}
+	}))
+	w.asked("udp", queryA("www.example.", false))
+	fails.Store(true)
+	w.pass(95 * time.Second)
+	for range 20 {
+		reply, _ := w.asked("udp", queryA("www.example.", false))
+		wantRcode(t, reply, dns.RcodeSuccess)
+		eventually(t, "it has failed", func() bool { return w.upstream.udp.Load() == 2 && w.Stats().InFlight == 0 })
+	}
+	if n := w.upstream.udp.Load(); n != 2 {
+		t.Errorf("the upstream server was asked %d times, want 2", n)
+	}
+	w.pass(5 * time.Second)
+	reply, _ := w.asked("udp", queryA("www.example.", false))
+	wantRcode(t, reply, dns.RcodeServerFailure)
+}
+
+// TestCacheRenewsWithinBounds: what is asked for anew has a place among the queries in flight, as what its asker asks has.
+func TestCacheRenewsWithinBounds(t *testing.T) {
+	var silent atomic.Bool
+	answer := answerWith("%s 100 IN A 192.0.2.1", nil)
+	w := newCacheWorld(t, func(q *peerQuery) {
+		if !silent.Load() {
+			answer(q)
+		}
+	})
+	const names = 8
+	for i := range names {
+		w.asked("udp", queryA(fmt.Sprintf("n%d.example.", i), false))
+	}
+	silent.Store(true)
+	w.pass(95 * time.Second)
+	for i := range names {
+		w.asked("udp", queryA(fmt.Sprintf("n%d.example.", i), false))
+	}
+	if n := w.Stats().InFlight; n != names {
+		t.Errorf("%d queries in flight, want %d", n, names)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel() // they have no answer
+	_ = w.Shutdown(ctx)
+}
+
+// TestCacheOfServersThatWent: what a server said that has been replaced meanwhile is for those only who were waiting for it.
+func TestCacheOfServersThatWent(t *testing.T) {
+	asked, reply := make(chan struct{}), make(chan struct{})
+	answer := answerWith("%s 60 IN A 192.0.2.1", nil)
+	w := newCacheWorld(t, func(q *peerQuery) {
+		asked <- struct{}{}
+		<-reply
+		answer(q)
+	})
+	c := dial(t, w.Server, "udp")
+	c.send(pack(t, queryA("www.example.", false)))
+	<-asked
+	other := newPeer(t, answerWith("%s 60 IN A 192.0.2.2", nil))
+	routes := external(other)
+	routes.Timeout = 24 * time.Hour
+	if err := w.SetRoutes(routes); err != nil {
+		t.Fatal(err)
+	}
+	close(reply)
+	c.receive()
+	if again := c.askMsg(queryA("www.example.", false)); again.Answer[0].(*dns.A).A[3] != 2 {
+		t.Errorf("got %v", again)
+	}
+}
+
+// TestCacheOutlastsAFlood: half a million names that are asked once do not displace a thousand that are asked again and again, not even
+// when the cache fills up for the first time.
+func TestCacheOutlastsAFlood(t *testing.T) {
+	const hot, names, each = 1000, 500_000, 500
+	w := newCacheWorld(t, answerWith("%s 3600 IN A 192.0.2.1", nil))
+	model := pack(t, queryA("n0000000.example.", false))
+	record := pack(t, func() *dns.Msg {
+		m := new(dns.Msg).SetReply(queryA("n0000000.example.", false))
+		rr, _ := dns.NewRR("n0000000.example. 3600 IN A 192.0.2.1")
+		m.Answer, m.Compress = []dns.RR{rr}, true
+		return m
+	}())
+	ask := func(number int) bool {
+		label := fmt.Sprintf("n%07d", number)
+		copy(model[headerLen+1:], label)
+		if w.fromCache(&clientQuery{raw: model}) != nil {
+			return true
+		}
+		copy(record[headerLen+1:], label)
+		w.keep(model, &response{msg: record, recs: records{end: len(record)}}, w.cache.epoch.Load())
+		return false
+	}
+	for range 3 {
+		for i := range hot {
+			ask(i)
+		}
+	}
+	asks, hits := 0, 0
+	for i := range names {
+		ask(hot + i)
+		if i%each == 0 {
+			for j := range 10 {
+				asks++
+				if ask((i/each*10 + j) % hot) {
+					hits++
+				}
+			}
+		}
+	}
+	w.cache.kept.CleanUp()
+	if got := w.cache.kept.WeightedSize(); got > cacheOctets {
+		t.Errorf("%d octets are kept", got)
+	}
+	if hits < asks*99/100 {
+		t.Errorf("%d of %d were answered from the cache", hits, asks)
 	}
 }

@@ -40,7 +40,7 @@ func (c *clientQuery) sizeLimit() int {
 // changed.
 func (s *Server) handle(ctx context.Context, c *clientQuery) []byte {
 	if c.tcp { // what comes by UDP has been looked for when it was read
-		if reply := s.fromCache(c.raw, tcpLimit); reply != nil {
+		if reply := s.fromCache(c); reply != nil {
 			return reply
 		}
 	}
@@ -82,6 +82,7 @@ func (s *Server) accept(c *clientQuery) (reply []byte, ok bool) {
 
 // resolve routes c and asks. Without a reply, the failure says why.
 func (s *Server) resolve(ctx context.Context, c *clientQuery) ([]byte, failure) {
+	epoch := s.cache.epoch.Load() // before the routes, whose change ends it
 	table := s.routes.Load()
 	servers, inZone := table.lookup(c.question.name())
 	var err error
@@ -108,7 +109,6 @@ func (s *Server) resolve(ctx context.Context, c *clientQuery) ([]byte, failure) 
 	case len(servers.servers) == 0:
 		return nil, failNoUpstream()
 	}
-	epoch := s.cache.epoch.Load()
 	res, err := s.askRouted(ctx, c, table, servers)
 	switch {
 	case errors.Is(err, errLoop):

@@ -57,18 +57,20 @@ func (s *Server) takeUDP(conn *net.UDPConn, queries *sync.WaitGroup, packet []by
 		s.replyUDP(conn, s.refuse(packet, failTooLong(len(packet))), from)
 		return
 	}
-	if reply := s.fromCache(packet, udpLimit); reply != nil {
+	c := &clientQuery{raw: packet, from: from}
+	if reply := s.fromCache(c); reply != nil {
 		s.replyUDP(conn, reply, from)
 		return
 	}
 	buf := getBuffer()
-	query := append((*buf)[:0], packet...)
+	c.raw = append((*buf)[:0], packet...)
 	gone := make(chan struct{})
+	c.gone = gone
 	place := s.inFlight.take(from.Addr(), 1, func() { close(gone) })
 	queries.Go(func() {
 		defer s.inFlight.giveBack(place)
 		defer putBuffer(buf)
-		s.replyUDP(conn, s.handle(s.queryCtx, &clientQuery{raw: query, from: from, gone: gone}), from)
+		s.replyUDP(conn, s.handle(s.queryCtx, c), from)
 	})
 }
 
