@@ -295,6 +295,14 @@ static __always_inline bool is_checksum_right(struct __sk_buff *skb, const struc
 	return sum >= 0 && csum_fold16(sum) == 0xffff;
 }
 
+/* Can the reply go back to where the query came from? Not if that was sent to all: a frame has one sender. */
+static __always_inline bool has_way_back(struct __sk_buff *skb)
+{
+	struct ethhdr *eth = (void *)(long)skb->data;
+
+	return (void *)(eth + 1) <= (void *)(long)skb->data_end && !(eth->h_dest[0] & 1);
+}
+
 /*
  * find_reply - can this query be answered from the cache?
  *
@@ -305,7 +313,8 @@ __noinline int find_reply(struct __sk_buff *skb, struct dns_pkt *pkt, __u32 scop
 	__u32 limit = DNS_SIZE_MIN, mtu = 0, zero = 0;
 	struct dns_scratch *scratch = bpf_map_lookup_elem(&dns_scratch, &zero);
 
-	if (!pkt || !scratch || !find_answer(scope, pkt->asked) || !is_checksum_right(skb, pkt, scratch))
+	if (!pkt || !scratch || !find_answer(scope, pkt->asked) || !is_checksum_right(skb, pkt, scratch) ||
+	    (!local && !has_way_back(skb)))
 		return 0;
 	if (pkt->opt_size_off) {
 		limit = bpf_ntohs(pkt->opt_size_be);

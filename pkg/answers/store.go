@@ -252,6 +252,13 @@ func (s *Store) affected(affected coherence.Affected) func(yield func(ready.Key,
 	}
 }
 
+// ForgetCluster ends all answers of the cluster's zones: others answer for them now.
+func (s *Store) ForgetCluster() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.forget(coherence.Affected{All: true})
+}
+
 // Flush ends all answers of a name, and of those below it; of all names for "". It returns how many.
 func (s *Store) Flush(suffix string) (dropped int) {
 	s.mu.Lock()

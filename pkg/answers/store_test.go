@@ -478,3 +478,19 @@ func TestSpelling(t *testing.T) {
 		t.Errorf("%+v; %v", a, w.counters.refused)
 	}
 }
+
+// TestOthersAnswer: what other servers may say otherwise ends, and what they have said before is not taken in.
+func TestOthersAnswer(t *testing.T) {
+	w := newWorld(t, 100)
+	w.offer(web, address(web, "10.0.0.1", 30))
+	w.external("www.example.com", address("www.example.com", "203.0.113.1", 300))
+	before := w.generation
+	w.ForgetCluster()
+	if w.life(web) != 0 || w.life("www.example.com") == 0 {
+		t.Errorf("%v", w.kernel.given)
+	}
+	w.OfferRaw(ready.RecursionDesired, w.reply(web, dns.TypeA, address(web, "10.0.0.1", 30)), w.now, before)
+	if w.life(web) != 0 {
+		t.Error("a reply of a former server is kept")
+	}
+}

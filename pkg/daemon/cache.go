@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/netip"
 	"slices"
 	"strings"
 	"sync"
@@ -131,6 +132,13 @@ func (d *Daemon) switchCache() {
 	s := &d.now
 	if s.source.state != nil {
 		s.source.state.SetZones(clusterZones(s.desired.Zones)...)
+	}
+	if endpoints := s.snapshot.Addresses(); len(endpoints) > 0 {
+		known := func(e netip.AddrPort) bool { return slices.Contains(d.cachedFrom, e) }
+		if len(d.cachedFrom) > 0 && !slices.ContainsFunc(endpoints, known) {
+			d.answers.ForgetCluster() // not a server of before is among them: perhaps another Deployment
+		}
+		d.cachedFrom = endpoints
 	}
 	d.answers.SetState(s.source.state)
 	d.answers.SetZones(cachedZones(s))

@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/netip"
 	"os"
 	"runtime/debug"
 	"sync"
@@ -78,9 +79,10 @@ type Daemon struct {
 	leaving atomic.Bool // it is making way for a successor and accepts no other orders
 
 	// For the goroutine of Run alone.
-	now       attachment
-	between   bool      // the host may differ from now: a change has failed half-way
-	unclaimed time.Time // since when the port of a new KubeSwitch address has been free
+	now        attachment
+	between    bool             // the host may differ from now: a change has failed half-way
+	cachedFrom []netip.AddrPort // the servers whose answers are kept
+	unclaimed  time.Time        // since when the port of a new KubeSwitch address has been free
 }
 
 // memoryLimit is where the garbage collector starts to work harder, in octets: well above what a busy forwarder needs, and

@@ -206,6 +206,35 @@ func TestAnswersNot(t *testing.T) {
 	}
 }
 
+// A query that was sent to all is answered by the server: no frame may come from all.
+func TestAnswersToOne(t *testing.T) {
+	h := newHarness(t)
+	message := query(t, inZone)
+	h.give(t, made(t, message, inZoneAddress))
+	for program, want := range map[Program]string{FromHost: "answered_cached", FromClient: "steered"} {
+		frame := families[0].query(message)
+		frame[0] |= 1
+		h.run(t, program, frame, nil)
+		if got := h.countedSince(t); got["kubeswitch:"+want] != 1 {
+			t.Errorf("%s: counted %v, want %s", program, got, want)
+		}
+	}
+}
+
+// A new load gives no answers, and no program of a former one does, until it is told to.
+func TestAnswersAreOffAtFirst(t *testing.T) {
+	h := newHarness(t)
+	message := query(t, inZone)
+	h.give(t, made(t, message, inZoneAddress))
+	if err := h.configure(); err != nil {
+		t.Fatal(err)
+	}
+	h.run(t, FromHost, families[0].query(message), nil)
+	if got := h.countedSince(t); got["kubeswitch:steered"] != 1 {
+		t.Errorf("counted %v", got)
+	}
+}
+
 // A hash is never trusted alone: here the index leads to another question's answer.
 func TestAnswersOfAnotherName(t *testing.T) {
 	h := newHarness(t)

@@ -348,6 +348,8 @@ func (d *Datapath) configure() error {
 			return err
 		}
 	}
+	// Until this daemon's answers are there: a program of one that died gives its own, which nobody vouches for.
+	config.Answers = 0
 	config.FlowTimeoutNs = uint64(d.options.FlowTimeout.Nanoseconds())
 	config.NatPortMin = d.options.NATPorts.First
 	config.NatPortCount = uint16(min(d.options.NATPorts.count(), natPortsMax))
