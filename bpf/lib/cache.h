@@ -39,7 +39,10 @@ static __always_inline int copy_answer(struct dns_scratch *scratch, struct dns_a
 	if (sequence & 1)
 		return -1;
 	read_fence(scratch);
-	if (bpf_probe_read_kernel(&scratch->answer, size, answer))
+	/* Most are small, and loads and stores in a row cost less than a call. */
+	if (size <= sizeof(struct dns_answer_small))
+		__builtin_memcpy(&scratch->answer, answer, sizeof(struct dns_answer_small));
+	else if (bpf_probe_read_kernel(&scratch->answer, size, answer))
 		return -1;
 	read_fence(scratch);
 	return *(volatile __u32 *)&answer->sequence == sequence ? 0 : -1;
@@ -85,7 +88,7 @@ static __always_inline bool answer_is_alive(struct dns_scratch *scratch, const s
 }
 
 /* One use of an element in 16 is counted, as 16, but for the first: else all CPUs would write to one cache line. */
-static __always_inline void count_use(__u32 number)
+static __always_inline void count_use(struct dns_scratch *scratch, __u32 number)
 {
 	__u32 element = number & DNS_ANSWER_LARGE ? cfg_answers_small + (number & ~DNS_ANSWER_LARGE) : number;
 	__u64 *used = bpf_map_lookup_elem(&dns_answers_used, &element);
@@ -94,7 +97,7 @@ static __always_inline void count_use(__u32 number)
 		return;
 	if (*used == 0)
 		*used = 1;
-	else if ((bpf_get_prandom_u32() & 15) == 0)
+	else if (scratch->uses++ * 0x9e3779b1U >> 28 == 0) /* in no step with questions that come by turns */
 		__sync_fetch_and_add(used, 16);
 }
 
@@ -138,7 +141,7 @@ __noinline int find_answer(__u32 scope, __u32 asked)
 	    !(scratch->answer.scopes >> (scope & 31) & 1) || !answer_name_equal(scratch) ||
 	    !answer_is_alive(scratch, config))
 		return 0;
-	count_use(number);
+	count_use(scratch, number);
 	return 1;
 }
 
@@ -184,23 +187,10 @@ static __always_inline __u32 age_ttls(struct dns_scratch *scratch)
 	return csum_fold32(sum);
 }
 
-/* Make another of the records that change places the first. Their size is even, so the sum stays. */
-static __always_inline void turn_run(struct dns_scratch *scratch)
+/* Choose which of the records that change places is first: the octets of those before it, which come last. */
+static __always_inline __u32 choose_turn(const struct dns_answer *answer)
 {
-	const struct dns_answer *answer = &scratch->answer;
-	__u32 length = answer->run_count * answer->run_stride;
-	__u32 start = answer->body_off + answer->run_off;
-	__u32 first, behind;
-
-	if (!answer->run_count)
-		return;
-	first = bpf_get_prandom_u32() % answer->run_count * answer->run_stride;
-	if (!first)
-		return;
-	behind = length - first;
-	bpf_probe_read_kernel(scratch->run, length & 0x7ff, &scratch->answer_data[start & 0x7ff]);
-	bpf_probe_read_kernel(&scratch->answer_data[start & 0x7ff], behind & 0x7ff, &scratch->run[first & 0x7ff]);
-	bpf_probe_read_kernel(&scratch->answer_data[(start + behind) & 0x7ff], first & 0x7ff, scratch->run);
+	return answer->run_count ? bpf_get_prandom_u32() % answer->run_count * answer->run_stride : 0;
 }
 
 static __always_inline void append_opt(struct dns_scratch *scratch, __u32 offset, __be16 size_be, __u32 asked)
@@ -229,7 +219,7 @@ __noinline int build_answer(bool edns, __u16 opt_size_be, __u32 limit)
 	__u32 zero = 0;
 	struct dns_scratch *scratch = bpf_map_lookup_elem(&dns_scratch, &zero);
 	struct dns_answer *answer;
-	__u32 question, length, sum = 0;
+	__u32 question, length, sum = 0, turn = 0;
 
 	if (!scratch)
 		return 0;
@@ -244,7 +234,7 @@ __noinline int build_answer(bool edns, __u16 opt_size_be, __u32 limit)
 		answer->counts_be[2] = 0;
 	} else {
 		sum = sum_at(answer->name_length, csum_fold32((__u64)answer->sum + age_ttls(scratch)));
-		turn_run(scratch);
+		turn = choose_turn(answer); /* their size is even, so the sum stays */
 	}
 	if (edns) {
 		__be16 size_be = answer->opt_size ? bpf_htons(answer->opt_size) : (__be16)opt_size_be;
@@ -256,6 +246,7 @@ __noinline int build_answer(bool edns, __u16 opt_size_be, __u32 limit)
 	}
 	scratch->reply_length = length;
 	scratch->reply_sum = sum;
+	scratch->reply_turn = turn;
 	return 1;
 }
 
@@ -383,6 +374,33 @@ static __always_inline int swap_macs(void *data, void *data_end)
 	return 0;
 }
 
+/* Write so many octets of the scratch's data into the packet. Return: 0, or an error. */
+static __always_inline int store_data(struct __sk_buff *skb, __u32 to, const struct dns_scratch *scratch, __u32 from,
+                                      __u32 length)
+{
+	if (!length)
+		return 0;
+	barrier_var(length);
+	length = ((length - 1) & 0x7ff) + 1;
+	return bpf_skb_store_bytes(skb, to, &scratch->answer_data[from & 0x7ff], length, 0);
+}
+
+/* Write all that is behind the question, and then the records that change places in their turn. */
+static __always_inline int store_reply(struct __sk_buff *skb, __u32 to, const struct dns_scratch *scratch)
+{
+	const struct dns_answer *answer = &scratch->answer;
+	__u32 turn = scratch->reply_turn;
+	__u32 run = answer->body_off + answer->run_off;
+	__u32 behind = answer->run_count * answer->run_stride - turn;
+
+	if (store_data(skb, to, scratch, answer->body_off, scratch->reply_length))
+		return -1;
+	if (!turn)
+		return 0;
+	to += answer->run_off;
+	return store_data(skb, to, scratch, run + turn, behind) || store_data(skb, to + behind, scratch, run, turn);
+}
+
 /* Put the reply that is in the scratch in the query's place. Return: 0, or -1: the packet may be half-written. */
 static __always_inline int write_reply(struct __sk_buff *skb, const struct dns_pkt *pkt, struct dns_scratch *scratch,
                                        bool local)
@@ -390,8 +408,7 @@ static __always_inline int write_reply(struct __sk_buff *skb, const struct dns_p
 	__u32 question_end = pkt->dns_off + sizeof(struct dnshdr) + scratch->answer.name_length +
 	                     sizeof(struct dns_question_tail);
 	__u32 csum_off = (pkt->l4_off & 0x3f) + __builtin_offsetof(struct udphdr, check);
-	__u32 length = scratch->reply_length;
-	__u32 dns_end = question_end + length;
+	__u32 dns_end = question_end + scratch->reply_length;
 	__be16 old_length = bpf_htons(pkt->dns_end - pkt->l4_off);
 	__be16 new_length = bpf_htons(dns_end - pkt->l4_off);
 	void *data, *data_end;
@@ -399,15 +416,8 @@ static __always_inline int write_reply(struct __sk_buff *skb, const struct dns_p
 	struct dnshdr *hdr;
 	__u32 diff;
 
-	if (bpf_skb_change_tail(skb, dns_end, 0))
+	if (bpf_skb_change_tail(skb, dns_end, 0) || store_reply(skb, question_end, scratch))
 		return -1;
-	if (length) {
-		barrier_var(length);
-		length = ((length - 1) & 0x7ff) + 1;
-		if (bpf_skb_store_bytes(skb, question_end, &scratch->answer_data[scratch->answer.body_off & 0x7ff],
-		                        length, 0))
-			return -1;
-	}
 	data = (void *)(long)skb->data;
 	data_end = (void *)(long)skb->data_end;
 	hdr = data + (pkt->dns_off & 0x7f);

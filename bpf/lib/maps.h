@@ -190,10 +190,11 @@ struct dns_scratch {
 	struct dns_answer answer;
 	__u8 answer_data[4096 + 64]; /* with room for what the verifier can't rule out: a place, and as much from there */
 	__u32 fence;                       /* see read_fence() */
+	__u32 uses;                        /* see count_use() */
 	__u32 answer_age;                  /* seconds, rounded up */
 	__u32 reply_length;                /* octets behind the question, at answer.body_off */
 	__u32 reply_sum;                   /* of them */
-	__u8 run[2048];
+	__u32 reply_turn;                  /* octets of the records that change places and are not first */
 
 	/* Apart: no query is looked at while its reply is. */
 	struct dns_offer offer;

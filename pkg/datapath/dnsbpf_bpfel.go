@@ -184,10 +184,11 @@ type dnsbpfDnsScratch struct {
 	Answer       dnsbpfDnsAnswer
 	AnswerData   [4160]uint8
 	Fence        uint32
+	Uses         uint32
 	AnswerAge    uint32
 	ReplyLength  uint32
 	ReplySum     uint32
-	Run          [2048]uint8
+	ReplyTurn    uint32
 	Offer        dnsbpfDnsOffer
 	OfferMessage [2048]uint8
 	Request      [512]uint8

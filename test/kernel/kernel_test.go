@@ -183,7 +183,7 @@ type report struct {
 			KernelID                int `json:"kernel_id"`
 		}
 	}
-	Counters map[string]struct{ Steered, Passed, Refused int }
+	Counters map[string]struct{ Steered, Answered, Passed, Refused int }
 }
 
 func (h *host) status() (r report) {
@@ -246,6 +246,20 @@ func (h *host) wantSteered(scope string, in *node, server netip.AddrPort) {
 	}
 }
 
+// wantAnswered asks until the kernel answers. Each answer has to be the right one.
+func (h *host) wantAnswered(scope string, in *node, server netip.AddrPort, name string) {
+	h.t.Helper()
+	want := fromCluster
+	if name == external {
+		want = fromOutside
+	}
+	waitFor(h.t, "an answer to "+name+" from the kernel", func() bool {
+		before := h.status().Counters[scope].Answered
+		in.do(h.t, func() { wantAnswer(h.t, server, name, want) })
+		return h.status().Counters[scope].Answered > before
+	})
+}
+
 // hasTCX tells from the kernel's version what it must have; to probe for it would hide that the program does so wrongly.
 func hasTCX(t *testing.T) bool {
 	t.Helper()
@@ -273,7 +287,7 @@ func TestAttachDetach(t *testing.T) {
 	}))
 	sysctls := readSysctls(t)
 
-	attach := []string{"--dns-endpoint", "172.20.0.10", "--dns-endpoint", "fd00:20::10", "--wait", "60s"}
+	attach := []string{"--dns-endpoint", "172.20.0.10", "--dns-endpoint", "fd00:20::10", "--wait", "60s", "--no-cache"}
 	t.Log(h.must("attach", attach...))
 	kind := "clsact"
 	if tcx {
@@ -350,6 +364,14 @@ func TestAttachDetach(t *testing.T) {
 	}
 	h.wantSteered("host", nil, hostDNS)
 	h.wantSteered("kubeswitch", h.worker, switchDNS)
+
+	// What is asked again is answered by the programs themselves.
+	t.Log(h.must("attach", append(attach, "--no-cache=false")...))
+	for _, name := range []string{inZone, external} {
+		h.wantAnswered("host", nil, hostDNS, name)
+		h.wantAnswered("host", nil, hostDNS6, name)
+		h.wantAnswered("kubeswitch", h.worker, switchDNS, name)
+	}
 
 	t.Log(h.must("detach", "--linger", "0"))
 	if content := readFile(t, h.path("etc/resolv.conf")); content != resolvConf {

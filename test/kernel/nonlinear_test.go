@@ -147,7 +147,7 @@ func TestCables(t *testing.T) {
 				far.do(t, func() { addRoute(t, family.service, family.near) })
 				t.Run(family.name, func(t *testing.T) {
 					h := h.in(t)
-					attach := []string{"--dns-endpoint", family.endpoint.String(), "--wait", "60s"}
+					attach := []string{"--dns-endpoint", family.endpoint.String(), "--wait", "60s", "--no-cache"}
 					t.Log(h.must("attach", append(attach, "--pods", nearPort, "--cluster-dns", family.service.String())...))
 					h.wantSizes("host", nil, netip.AddrPortFrom(family.host, 53), c.step)
 					h.wantSizes("pod", far, netip.AddrPortFrom(family.service, 53), c.step)
