@@ -48,7 +48,7 @@ func (d *Daemon) known(s *attachment) status.Report {
 		report.Zones = append(report.Zones, status.Zone{Name: zone.Name, Group: "cluster", Source: zone.Source})
 	}
 	stats := d.forwarder.Stats()
-	report.Forwarder = status.Forwarder{Queries: stats.UDPQueries + stats.TCPQueries, Failures: stats.Failures, Loops: stats.Loops}
+	report.Forwarder = status.Forwarder{Queries: stats.UDPQueries + stats.TCPQueries, Failures: stats.Failures, Cached: stats.Cached, Loops: stats.Loops}
 	for _, address := range s.desired.Listen {
 		report.Forwarder.Listen = append(report.Forwarder.Listen, address.String())
 	}

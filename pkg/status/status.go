@@ -155,6 +155,8 @@ type Forwarder struct {
 	Listen   []string `json:"listen" yaml:"listen"`
 	Queries  uint64   `json:"queries" yaml:"queries"`
 	Failures uint64   `json:"failures" yaml:"failures"`
+	// Cached are queries that it answered with what upstream servers had said before.
+	Cached uint64 `json:"cached,omitempty" yaml:"cached,omitempty"`
 	// Loops are queries that came back to it, and Loop says which was the last, if that is not long ago.
 	Loops uint64 `json:"loops,omitempty" yaml:"loops,omitempty"`
 	Loop  string `json:"loop,omitempty" yaml:"loop,omitempty"`
@@ -337,7 +339,11 @@ func (r Report) summaryRows() (rows [][]string) {
 }
 
 func (r Report) attachedRows() (rows [][]string) {
-	rows = append(rows, []string{"FORWARDER", fmt.Sprintf("%s; %s, %s", orDash(r.Forwarder.Listen), say.Count(r.Forwarder.Queries, "query"), say.Count(r.Forwarder.Failures, "failure"))})
+	forwarder := fmt.Sprintf("%s; %s, %s", orDash(r.Forwarder.Listen), say.Count(r.Forwarder.Queries, "query"), say.Count(r.Forwarder.Failures, "failure"))
+	if r.Forwarder.Cached > 0 {
+		forwarder += fmt.Sprintf(", %d from its cache", r.Forwarder.Cached)
+	}
+	rows = append(rows, []string{"FORWARDER", forwarder})
 	if r.Cache != nil {
 		rows = append(rows, []string{"CACHE", r.Cache.line() + "; " + r.share()})
 	}
