@@ -193,6 +193,9 @@ func (s *Store) put(name, zone string, answer *ready.Answer, given Given) ready.
 		s.below[suffix][answer.Key] = struct{}{}
 	}
 	s.due.add(e.refresh(), answer.Key, e)
+	if len(s.due.items) > 4*s.options.Entries { // those of answers that went before their end stay there otherwise, for a day perhaps
+		s.due.keep(func(a appointment) bool { return s.entries[a.key] == a.e })
+	}
 	return ""
 }
 

@@ -3,6 +3,7 @@ package answers
 import (
 	"container/heap"
 	"context"
+	"slices"
 	"time"
 
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/answers/ready"
@@ -30,6 +31,12 @@ func (t *timetable) next(now time.Duration) (a appointment, ok bool) {
 		return a, false
 	}
 	return heap.Pop(&t.items).(appointment), true
+}
+
+// keep drops what nobody waits for any more.
+func (t *timetable) keep(wanted func(appointment) bool) {
+	t.items = slices.DeleteFunc(t.items, func(a appointment) bool { return !wanted(a) })
+	heap.Init(&t.items)
 }
 
 // appointments is a heap, the next one first.

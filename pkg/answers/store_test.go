@@ -422,6 +422,9 @@ func TestDisplaced(t *testing.T) {
 	if kept != hot {
 		t.Errorf("%d of %d that are used are kept", kept, hot)
 	}
+	if got := len(w.due.items); got > 4*room {
+		t.Errorf("%d appointments for %d answers", got, room)
+	}
 	if got := len(w.below); got > room*6 {
 		t.Errorf("%d suffixes of %d names are remembered", got, room)
 	}

@@ -362,8 +362,12 @@ type Offer struct {
 	Message    []byte // valid until the next one
 }
 
-// offersPause is how often Offers looks: the kernel wakes nobody, which would cost more than a query.
-const offersPause = 20 * time.Millisecond
+// How often Offers looks: the kernel wakes nobody, which would cost more than a query. Where there was something there is soon more,
+// and until a name that many ask for is kept, each of them is steered.
+const (
+	offersPause = 20 * time.Millisecond
+	offersSoon  = 2 * time.Millisecond
+)
 
 // Offers calls visit for each reply to a question that was asked before lately, until ctx ends or reading fails.
 func (d *Datapath) Offers(ctx context.Context, visit func(Offer)) error {
@@ -373,15 +377,16 @@ func (d *Datapath) Offers(ctx context.Context, visit func(Offer)) error {
 	}
 	defer reader.Close()
 	reader.SetDeadline(time.Unix(1, 0)) // what is there, and nothing to wait for
-	tick := time.NewTicker(offersPause)
-	defer tick.Stop()
+	next := time.NewTimer(offersPause)
+	defer next.Stop()
 	var record ringbuf.Record
 	for {
 		select {
 		case <-ctx.Done():
 			return nil
-		case <-tick.C:
+		case <-next.C:
 		}
+		pause := offersPause
 		for {
 			if err := reader.ReadInto(&record); errors.Is(err, os.ErrDeadlineExceeded) {
 				break
@@ -390,8 +395,10 @@ func (d *Datapath) Offers(ctx context.Context, visit func(Offer)) error {
 			}
 			if offer, ok := parseOffer(record.RawSample); ok {
 				visit(offer)
+				pause = offersSoon
 			}
 		}
+		next.Reset(pause)
 	}
 }
 
