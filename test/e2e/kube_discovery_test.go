@@ -288,13 +288,13 @@ func TestKubernetesRenewedKubeconfig(t *testing.T) {
 	renew()
 	h.attach([]string{"--kubeconfig", file})
 	h.healthy()
-	if r := h.run("attach", "--kubeconfig", file); r.code != 0 || strings.TrimSpace(r.stdout) != "already attached" {
+	if r := h.run("attach", "--kubeconfig", file, "--no-cache"); r.code != 0 || strings.TrimSpace(r.stdout) != "already attached" {
 		t.Errorf("attach again: %v", r)
 	}
 	h.revoke(c)
 	reader(t, c)
 	renew()
-	if r := h.run("attach", "--kubeconfig", file); r.code != 0 {
+	if r := h.run("attach", "--kubeconfig", file, "--no-cache"); r.code != 0 {
 		t.Errorf("attach with the renewed token: %v", r)
 	}
 	h.well()
