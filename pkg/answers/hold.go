@@ -42,7 +42,7 @@ func (h *holds) add(affected coherence.Affected, now hold) {
 func (h *holds) of(name string) hold {
 	newest := h.all
 	take := func(other hold, ok bool) {
-		if ok && other.until > newest.until {
+		if ok && int32(other.generation-newest.generation) > 0 {
 			newest = other
 		}
 	}

@@ -22,14 +22,12 @@ const (
 	refusedLate      ready.Refusal = "late"      // its end is over already
 )
 
-// Offer is a reply that was given to who asked, from a source that was asked for it.
+// Offer is a reply of a server that answers for cluster zones, which was given to who asked.
 type Offer struct {
 	Query      ready.Query
 	Reply      []byte
 	Replied    time.Duration // on the store's clock
 	Generation uint32        // when it was asked
-	// External replies are of this host's resolver, for a name outside of the cluster's zones.
-	External bool
 
 	own bool // the store has asked
 }
@@ -38,11 +36,52 @@ type Offer struct {
 func (s *Store) Offer(o Offer) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if refusal := s.take(o); refusal != "" {
+	s.count(s.take(o))
+}
+
+// count notes what became of what was offered. It is called with mu held.
+func (s *Store) count(refusal ready.Refusal) {
+	if refusal != "" {
 		s.counters.refused[refusal]++
 		return
 	}
 	s.counters.stored++
+}
+
+// External is an answer of this host's resolver, for a name outside of the cluster's zones.
+type External struct {
+	*ready.Answer
+	Age, Life time.Duration
+	// Current reports whether the resolver would still say so, but for the time.
+	Current func() bool
+}
+
+// OfferExternal takes in what the resolver keeps, at its second use. It may be called at each use.
+func (s *Store) OfferExternal(o External) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if old := s.entries[o.Key]; old != nil && old.answer == o.Answer {
+		return
+	}
+	s.count(s.takeExternal(o))
+}
+
+func (s *Store) takeExternal(o External) ready.Refusal {
+	if !s.on || s.external == "" {
+		return refusedZone
+	}
+	s.popular.add(o.Key, 1)
+	if s.popular.estimate(o.Key) < 2 && s.entries[o.Key] == nil {
+		return refusedOnce // the kernel offers none of these
+	}
+	name := o.Text()
+	if _, found := s.zoneOf(name); found || !o.Current() {
+		return refusedZone
+	}
+	if !o.Fits(s.options.Limits) {
+		return ready.Large
+	}
+	return s.put(name, "", o.Answer, Given{Stored: s.options.Now() - o.Age, Life: o.Life, OPTSize: resolverSize})
 }
 
 // OfferRaw is Offer for a reply to a query of which only the question, as it is in the reply, and these bits are known.
@@ -58,50 +97,41 @@ func (s *Store) OfferRaw(asked ready.Asked, reply []byte, replied time.Duration,
 }
 
 func (s *Store) take(o Offer) ready.Refusal {
-	if o.External && !o.own && s.on {
-		s.popular.add(o.Query.Key, 1)
-		if s.popular.estimate(o.Query.Key) < 2 && s.entries[o.Query.Key] == nil {
-			return refusedOnce // the kernel offers none of these
-		}
-	}
 	name := o.Query.Text()
 	zone, inZone := s.zoneOf(name)
+	now := s.options.Now()
 	switch {
-	case !s.on, o.External == inZone, o.External && s.external == "", inZone && zone.Off != "":
+	case !s.on, !inZone, zone.Off != "":
 		return refusedZone
+	case now-o.Replied > offerLate:
+		return refusedLate
+	case int32(o.Generation-s.flushed) < 0:
+		return refusedStale
 	}
-	if inZone {
-		s.popular.add(o.Query.Key, 1)
-	}
-	apex, optSize := zone.Name+".", uint16(0)
-	if o.External {
-		apex, optSize = ".", resolverSize
-	}
-	answer, refusal := ready.Make(&o.Query, o.Reply, apex, s.options.Limits)
-	if refusal == ready.Spelling && !o.own {
-		s.ask(context.Background(), o.Query.Key, o.External, unvouchedLife)
+	s.popular.add(o.Query.Key, 1)
+	answer, refusal := ready.Make(&o.Query, o.Reply, zone.Name+".", s.options.Limits)
+	if refusal == ready.Spelling && !o.own && s.holds.of(name).until <= now {
+		s.ask(context.Background(), o.Query.Key, false, unvouchedLife)
 	}
 	if refusal != "" {
 		return refusal
 	}
-	given := Given{Stored: o.Replied, Life: time.Duration(answer.Life) * time.Second, Cluster: inZone, OPTSize: optSize}
-	if inZone {
-		vouched, refusal := s.judge(name, answer, o.Generation)
-		if refusal != "" {
-			return refusal
-		}
-		if !vouched || zone.Unvouched {
-			given.Life = min(given.Life, unvouchedLife)
-		}
-	} else if answer.Negative {
-		given.Life = min(given.Life, negativeLife)
+	given := Given{Stored: o.Replied, Life: time.Duration(answer.Life) * time.Second, Cluster: true}
+	vouched, refusal := s.judge(name, answer, o.Generation)
+	if refusal != "" {
+		return refusal
 	}
-	given.Life = min(given.Life, externalLife)
-	if given.Stored+given.Life <= s.options.Now() {
+	if !vouched || zone.Unvouched {
+		given.Life = min(given.Life, unvouchedLife)
+	}
+	if given.Stored+given.Life <= now {
 		return refusedLate
 	}
 	return s.put(name, zone.Name, answer, given)
 }
+
+// offerLate is how old a reply may be that is offered: holdFor counts on it.
+const offerLate = time.Second
 
 const typeA = 1 // RFC 1035 section 3.2.2
 
@@ -114,6 +144,9 @@ func (s *Store) zoneOf(name string) (zone Zone, ok bool) {
 		if i := slices.IndexFunc(s.zones, func(z Zone) bool { return z.Name == suffix }); i >= 0 {
 			return s.zones[i], true
 		}
+	}
+	if i := slices.IndexFunc(s.zones, func(z Zone) bool { return z.Name == "" }); i >= 0 {
+		return s.zones[i], true
 	}
 	return Zone{}, false
 }
@@ -154,16 +187,17 @@ func (s *Store) isOfService(name string) bool {
 func (s *Store) put(name, zone string, answer *ready.Answer, given Given) ready.Refusal {
 	old := s.entries[answer.Key]
 	if old == nil {
-		if answer.Negative && s.negative >= s.options.Entries/negativeShare {
+		if negative := func(a *ready.Answer) bool { return a.Negative }; answer.Negative && s.negative >= s.options.Entries/negativeShare &&
+			!s.makeRoom(answer.Key, negative) {
 			return refusedNegative
 		}
-		if len(s.entries) >= s.options.Entries && !s.makeRoom(answer.Key, nil) {
+		if len(s.entries) >= s.options.Entries && !s.makeRoom(answer.Key, func(*ready.Answer) bool { return true }) {
 			return refusedUnpopular
 		}
 	}
 	ok, err := s.options.Kernel.Put(answer, given)
 	if err == nil && !ok {
-		if !s.makeRoom(answer.Key, answer) {
+		if !s.makeRoom(answer.Key, func(a *ready.Answer) bool { return s.isSmall(a) == s.isSmall(answer) }) {
 			return refusedUnpopular
 		}
 		ok, err = s.options.Kernel.Put(answer, given)
@@ -199,13 +233,13 @@ func (s *Store) put(name, zone string, answer *ready.Answer, given Given) ready.
 	return ""
 }
 
-// makeRoom ends an answer that is asked for less often than a new one, as far as is known. With like only one of its size is any good.
-func (s *Store) makeRoom(candidate ready.Key, like *ready.Answer) bool {
+// makeRoom ends an answer that is asked for less often than a new one, as far as is known, of those that are any good.
+func (s *Store) makeRoom(candidate ready.Key, good func(*ready.Answer) bool) bool {
 	var victim ready.Key
 	least, seen := s.popular.estimate(candidate), 0
 	var found *entry
 	for key, e := range s.entries { // in no order: a sample
-		if key == candidate || like != nil && s.isSmall(e.answer) != s.isSmall(like) {
+		if key == candidate || !good(e.answer) {
 			continue
 		}
 		s.harvest(key, e)

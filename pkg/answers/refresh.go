@@ -103,11 +103,12 @@ func (s *Store) ask(ctx context.Context, key ready.Key, external bool, patience 
 		return
 	}
 	s.asked[key] = struct{}{}
-	offer := Offer{Query: q, Generation: s.generation, External: external, own: true}
+	offer := Offer{Query: q, Generation: s.generation, own: true}
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	s.asking.Go(func() {
 		defer cancel()
-		if offer.Reply = s.options.Ask(ctx, query); offer.Reply != nil {
+		// An external answer comes by OfferExternal.
+		if offer.Reply = s.options.Ask(ctx, query); offer.Reply != nil && !external {
 			offer.Replied = s.options.Now()
 			s.Offer(offer)
 		}

@@ -18,10 +18,6 @@ import (
 const (
 	// unvouchedLife is for cluster names of which nobody says that they have changed.
 	unvouchedLife = 5 * time.Second
-	// negativeLife is for other names that do not exist (RFC 2308 section 5).
-	negativeLife = 5 * time.Minute
-	// externalLife bounds what a long TTL can do (RFC 8767 section 4).
-	externalLife = 24 * time.Hour
 )
 
 const (
@@ -89,6 +85,7 @@ type Store struct {
 	zones      []Zone
 	state      *coherence.State
 	generation uint32
+	flushed    uint32 // the generation of the last Flush
 	holds      holds
 	entries    map[ready.Key]*entry
 	below      map[string]map[ready.Key]struct{} // by each name that a name is, or is below of
@@ -264,6 +261,8 @@ func (s *Store) Flush(suffix string) (dropped int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	suffix = strings.ToLower(strings.TrimSuffix(suffix, "."))
+	s.forget(coherence.Affected{})
+	s.flushed = s.generation // what was asked before is not taken in again
 	for key, e := range s.entries {
 		if _, below := s.below[suffix][key]; below || suffix == "" {
 			s.drop(key, e)

@@ -324,42 +324,76 @@ func TestZones(t *testing.T) {
 	}
 }
 
-// external offers a reply of the resolver twice: what is asked once is not kept.
+// external uses an answer of the resolver twice: what is used once is not kept.
 func (w *world) external(name string, records ...string) {
+	w.t.Helper()
+	for range 2 {
+		w.OfferExternal(w.kept(name, records...))
+	}
+}
+
+// kept is an answer that the resolver keeps, given by its server a second ago.
+func (w *world) kept(name string, records ...string) External {
 	w.t.Helper()
 	reply := w.reply(name, dns.TypeA, records...)
 	key, _ := ready.ReplyKey(reply, ready.RecursionDesired)
-	for range 2 {
-		w.Offer(Offer{Query: ready.Query{Key: key}, Reply: reply, Replied: w.now, External: true})
+	a, refusal := ready.Make(&ready.Query{Key: key}, reply, ".", ready.Limits{Octets: dns.MaxMsgSize, Records: 1000})
+	if a == nil {
+		w.t.Fatal(refusal)
 	}
+	return External{Answer: a, Age: time.Second, Life: time.Duration(a.Life) * time.Second, Current: func() bool { return true }}
 }
 
 func TestExternal(t *testing.T) {
 	w := newWorld(t, 100)
 	const name = "www.example.com"
 	w.external(name, address(name, "203.0.113.1", 300))
-	if got := w.kernel.given[w.key(name)]; got.Life != 300*time.Second || got.Cluster || got.OPTSize != resolverSize {
-		t.Errorf("given %+v; %v", got, w.counters.refused)
+	if got, want := w.kernel.given[w.key(name)], (Given{Stored: w.now - time.Second, Life: 300 * time.Second, OPTSize: resolverSize}); got != want {
+		t.Errorf("given %+v, want %+v; %v", got, want, w.counters.refused)
 	}
-	once := w.reply("once.example.com", dns.TypeA, address("once.example.com", "203.0.113.1", 300))
-	key, _ := ready.ReplyKey(once, ready.RecursionDesired)
-	w.Offer(Offer{Query: ready.Query{Key: key}, Reply: once, Replied: w.now, External: true})
+	w.OfferExternal(w.kept("once.example.com", address("once.example.com", "203.0.113.1", 300)))
 	if w.life("once.example.com") != 0 {
-		t.Error("what is asked once is kept")
+		t.Error("what is used once is kept")
 	}
 	// The resolver's answer to a cluster name is no offer of the kernel's.
 	w.external(web, address(web, "203.0.113.66", 300))
 	if w.life(web) != 0 {
 		t.Error("a cluster name is kept from the resolver")
 	}
+	var many []string
+	for i := range 100 {
+		many = append(many, address("many.example.com", fmt.Sprintf("203.0.113.%d", i), 300))
+	}
+	w.external("many.example.com", many...)
+	if w.life("many.example.com") != 0 || w.counters.refused[ready.Large] == 0 {
+		t.Errorf("what is too large is kept: %v", w.counters.refused)
+	}
 	w.SetExternal("192.0.2.54")
 	if w.life(name) != 0 {
 		t.Error("another server's answer is kept")
+	}
+	former := w.kept(name, address(name, "203.0.113.1", 300))
+	former.Current = func() bool { return false }
+	w.OfferExternal(former)
+	if w.life(name) != 0 {
+		t.Error("a former server's answer is kept")
 	}
 	w.SetExternal("")
 	w.external(name, address(name, "203.0.113.1", 300))
 	if w.life(name) != 0 {
 		t.Error("it is kept without a server")
+	}
+}
+
+// TestNegativeLife: an answer that was kept for a while by the resolver has the rest of its life only.
+func TestNegativeLife(t *testing.T) {
+	w := newWorld(t, 100)
+	o := w.kept("no.example.com", "example.com. 3600 IN SOA ns. h. 1 1 1 1 60")
+	o.Age = 55 * time.Second
+	w.OfferExternal(o)
+	w.OfferExternal(o)
+	if got := w.entries[o.Key]; got == nil || got.end() != w.now+5*time.Second {
+		t.Errorf("%+v", got)
 	}
 }
 
@@ -436,7 +470,13 @@ func TestNegativeShare(t *testing.T) {
 	for i := range 1000 {
 		w.offer(fmt.Sprintf("n%d.cluster.local", i))
 	}
-	if got := w.Summary(); got.Negative != 25 || got.Refused[string(refusedNegative)] != 975 {
+	if got := w.Summary(); got.Negative != 25 || got.Refused[string(refusedNegative)] == 0 {
+		t.Errorf("%+v", got)
+	}
+	for range 50 { // one that is asked for more often than those has a place
+		w.offer("popular.cluster.local")
+	}
+	if got := w.Summary(); w.life("popular.cluster.local") == 0 || got.Negative != 25 {
 		t.Errorf("%+v", got)
 	}
 }
@@ -454,8 +494,17 @@ func TestFlushAndList(t *testing.T) {
 	if n := w.Flush("web.default.svc.cluster.local"); n != 2 || len(w.kernel.given) != 1 {
 		t.Errorf("%d are flushed, %d left", n, len(w.kernel.given))
 	}
+	before := w.generation
 	if n := w.Flush(""); n != 1 || len(w.kernel.given)+len(w.entries)+len(w.below) != 0 {
 		t.Errorf("%d are flushed; %v, %v", n, w.entries, w.below)
+	}
+	w.OfferRaw(ready.RecursionDesired, w.reply(web, dns.TypeA, address(web, "10.0.0.1", 30)), w.now, before)
+	if w.life(web) != 0 {
+		t.Error("what was asked before a flush is kept after it")
+	}
+	w.OfferRaw(ready.RecursionDesired, w.reply(web, dns.TypeA, address(web, "10.0.0.1", 30)), w.now-2*time.Second, w.generation)
+	if w.life(web) != 0 {
+		t.Error("what was answered long ago is kept")
 	}
 }
 

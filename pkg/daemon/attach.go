@@ -108,7 +108,7 @@ func (d *Daemon) openForwarder(ctx context.Context) error {
 	d.predecessor = predecessor
 	var listen []netip.AddrPort
 	if listen, err = d.freeAddresses(ctx, facts, inherited); err == nil {
-		d.forwarder, err = forwarder.New(forwarder.Options{Listen: listen, MaxSockets: socketLimit(), Answered: d.answered, Logger: d.log.Named("forwarder")})
+		d.forwarder, err = forwarder.New(forwarder.Options{Listen: listen, MaxSockets: socketLimit(), Kept: d.kept, Logger: d.log.Named("forwarder")})
 	}
 	if err != nil {
 		return errors.Join(err, handover.CloseAll(sockets))

@@ -21,6 +21,8 @@ import (
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/cluster"
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/config"
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/datapath"
+	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/forwarder"
+	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/netdev"
 	"github.com/k2s-dnsbpf/k2s-dnsbpf/pkg/status"
 )
 
@@ -106,6 +108,7 @@ func (d *Daemon) runCache(ctx context.Context, running *sync.WaitGroup) {
 		return
 	}
 	d.kernel.loaded.Store(d.datapath)
+	d.slept, _ = netdev.Slept()
 	d.switchCache()
 	running.Go(func() { d.answers.Run(ctx) })
 	running.Go(func() {
@@ -177,7 +180,7 @@ func cachedZones(s *attachment) (zones []answers.Zone) {
 	}
 	for _, off := range s.config.CacheOff {
 		off = strings.ToLower(strings.TrimSuffix(off, "."))
-		zones = slices.DeleteFunc(zones, func(z answers.Zone) bool { return z.Name == off })
+		zones = slices.DeleteFunc(zones, func(z answers.Zone) bool { return cluster.Below(z.Name, off) })
 		zones = append(zones, answers.Zone{Name: off, Off: "the setting cacheOff"})
 	}
 	return zones
@@ -192,14 +195,25 @@ func following(c config.Config, store *answers.Store) (*coherence.State, func(cl
 	return state, func(change cluster.Change) { store.Change(state, change) }
 }
 
-// answered takes in a reply of the forwarder.
-func (d *Daemon) answered(query, reply []byte) {
-	if d.kernel.loaded.Load() == nil || !d.seen.Load().config.Cache {
-		return
+// kept takes in an answer of the forwarder.
+func (d *Daemon) kept(a forwarder.KeptAnswer) {
+	if d.kernel.loaded.Load() != nil {
+		d.answers.OfferExternal(answers.External{Answer: a.Answer, Age: a.Age, Life: a.Life, Current: a.Current})
 	}
-	if q, ok := ready.ParseQuery(query); ok {
-		d.answers.Offer(answers.Offer{Query: q, Reply: reply, Replied: d.kernel.now(), External: true})
+}
+
+// forgetSleep ends all answers after the machine has slept: no clock by which they age went on meanwhile.
+func (d *Daemon) forgetSleep() {
+	slept, err := netdev.Slept()
+	if err != nil {
+		return // a kernel that can't sleep
 	}
+	if slept-d.slept > time.Second {
+		d.log.Info("the machine has slept: all answers are forgotten", zap.Duration("for", slept-d.slept))
+		d.answers.Flush("")
+		d.forwarder.Flush("")
+	}
+	d.slept = slept
 }
 
 // cacheReport is nil where the kernel answers nothing.

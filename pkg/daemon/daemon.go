@@ -81,6 +81,7 @@ type Daemon struct {
 	// For the goroutine of Run alone.
 	now        attachment
 	between    bool             // the host may differ from now: a change has failed half-way
+	slept      time.Duration    // of the machine, since it was started
 	cachedFrom []netip.AddrPort // the servers whose answers are kept
 	unclaimed  time.Time        // since when the port of a new KubeSwitch address has been free
 }
@@ -329,6 +330,7 @@ func (d *Daemon) eachSecond(now time.Time) {
 	}
 	d.keep(now)
 	d.beat()
+	d.forgetSleep()
 	d.followResolver()
 	d.followHolder(now)
 	d.guardian.Beat()

@@ -59,7 +59,11 @@ func (b serverBlock) keeping(zone string) (uncached string, unvouched bool) {
 				return fmt.Sprintf("with the plugin %s, as it is used, answers depend on who asks", plugin), true
 			}
 			unvouched = true
-		case plugin == kubernetesPlugin, slices.Contains(forwarders, plugin):
+		case plugin == kubernetesPlugin: // which objects it shows, their labels say: nobody tells of those
+			unvouched = unvouched || b.hasDirective(plugin, "labels") || b.hasDirective(plugin, "namespace_labels")
+		case plugin == "cache": // an old answer that is given as a new one
+			unvouched = unvouched || b.hasDirective(plugin, "keepttl")
+		case slices.Contains(forwarders, plugin):
 		case answers:
 			unvouched = unvouched || b.serves(plugin, zone)
 		case !slices.Contains(helpers, plugin):
@@ -67,6 +71,13 @@ func (b serverBlock) keeping(zone string) (uncached string, unvouched bool) {
 		}
 	}
 	return "", unvouched
+}
+
+func (b serverBlock) hasDirective(plugin, name string) bool {
+	return slices.ContainsFunc(b.plugins[plugin], func(use pluginUse) bool {
+		_, ok := use.directive(name)
+		return ok
+	})
 }
 
 var (

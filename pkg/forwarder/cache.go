@@ -72,7 +72,7 @@ func (s *Server) SetCache(on bool, not ...string) {
 
 // excludes reports whether a name, without its dot at the end, is in a zone of which nothing is kept.
 func (c *answerCache) excludes(name string) bool {
-	return slices.ContainsFunc(*c.off.Load(), func(zone string) bool { return strings.HasSuffix("."+name, zone) })
+	return slices.ContainsFunc(*c.off.Load(), func(zone string) bool { return zone == "." || strings.HasSuffix("."+name, zone) })
 }
 
 // Flush forgets the answers of a name and of those below it, all for "", and returns how many.
@@ -98,6 +98,7 @@ func (s *Server) fromCache(c *clientQuery) []byte {
 	if !ok {
 		return nil
 	}
+	epoch := s.cache.epoch.Load()
 	a, ok := s.cache.kept.GetIfPresent(q.Key)
 	if !ok {
 		return nil
@@ -121,10 +122,24 @@ func (s *Server) fromCache(c *clientQuery) []byte {
 	}
 	size := len(c.raw) + a.Octets() + optFixedLen
 	reply := a.Reply(make([]byte, 0, size), c.raw, &q, age, a.turns.Add(1), limit, maxUDPSize)
-	if s.opts.Answered != nil {
-		s.opts.Answered(c.raw, reply)
-	}
+	s.tell(a, age, epoch)
 	return reply
+}
+
+// KeptAnswer is an answer of the cache.
+type KeptAnswer struct {
+	*ready.Answer
+	Age  time.Duration // since its server gave it
+	Life time.Duration // of which that is a part
+	// Current reports whether the servers are still those that gave it, and nobody has flushed the cache since.
+	Current func() bool
+}
+
+// tell hands on an answer that is as old, and was kept at an epoch.
+func (s *Server) tell(a *cachedAnswer, age time.Duration, epoch uint64) {
+	if s.opts.Kept != nil {
+		s.opts.Kept(KeptAnswer{a.Answer, age, a.life, func() bool { return s.cache.epoch.Load() == epoch && s.cache.on.Load() }})
+	}
 }
 
 // renew asks the upstream servers anew for an answer that is about to end, in a place of its asker's.
@@ -159,10 +174,12 @@ func (s *Server) keep(raw []byte, res *response, epoch uint64) {
 	if a.Negative {
 		life = min(life, cacheNone)
 	}
-	s.cache.kept.Set(q.Key, &cachedAnswer{Answer: a, stored: s.cache.now(), life: life})
+	kept := &cachedAnswer{Answer: a, stored: s.cache.now(), life: life}
+	s.cache.kept.Set(q.Key, kept)
 	if epoch != s.cache.epoch.Load() { // a flush has come in between
 		s.cache.kept.Invalidate(q.Key)
 	}
+	s.tell(kept, 0, epoch)
 }
 
 // Resolve answers a query of this program itself as one that a client on this host sends by UDP, but by asking in any case. Nil means no

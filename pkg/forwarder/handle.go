@@ -126,9 +126,6 @@ func (s *Server) resolve(ctx context.Context, c *clientQuery) ([]byte, failure) 
 	}
 	if !inZone && !c.passThrough {
 		s.keep(c.raw, res, epoch)
-		if s.opts.Answered != nil {
-			s.opts.Answered(c.raw, reply)
-		}
 	}
 	return reply, failure{}
 }

@@ -56,9 +56,9 @@ type Options struct {
 	// lowers the two bounds where they would not fit. 0 means no such bound.
 	MaxSockets int
 
-	// Answered, if set, is told each reply to a query for a name outside of all cluster zones, with the query. Both are valid during
-	// the call only, which must not block.
-	Answered func(query, reply []byte)
+	// Kept, if set, is told of each answer to a name outside of all cluster zones when it is taken into the cache and when it is used.
+	// It must not block.
+	Kept func(KeptAnswer)
 
 	// Logger gets a line per query at debug level only. Nil logs nothing.
 	Logger *zap.Logger

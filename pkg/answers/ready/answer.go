@@ -124,6 +124,11 @@ func (a *Answer) Sum() uint32 {
 // Octets is what the kernel needs to keep the answer, without what is the same for all.
 func (a *Answer) Octets() int { return (len(a.Name)+7)/8*8 + 2*len(a.TTLs) + len(a.Body) }
 
+// Fits reports whether the answer is within limits.
+func (a *Answer) Fits(limits Limits) bool {
+	return headerLen+len(a.Name)+questionTail+len(a.Body)+optLen <= limits.Octets && len(a.TTLs) <= limits.Records
+}
+
 // Rcode is the name of the answer's RCODE, or NODATA.
 func (a *Answer) Rcode() string {
 	rcode := int(a.Flags & maskRcode)

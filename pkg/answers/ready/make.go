@@ -21,7 +21,7 @@ const (
 	Foreign   Refusal = "foreign"   // records in the answer section that nothing leads to (RFC 2181 section 5.4.1), or of other zones
 	Large     Refusal = "large"     // more octets or records than there is room for
 	Options   Refusal = "options"   // EDNS options, which are for one asker
-	// Spelling refuses replies to questions that are not all in lower case: a server may repeat their spelling in other names, and
+	// Spelling refuses replies, good otherwise, to questions that are not all in lower case: a server may repeat their spelling in other names, and
 	// CoreDNS answers some of them otherwise (NS of a zone). Ask it in lower case.
 	Spelling   Refusal = "spelling"
 	Signed     Refusal = "transaction" // signed for one asker (RFC 8945, RFC 2931)
@@ -48,15 +48,12 @@ func Make(q *Query, reply []byte, zone string, limits Limits) (*Answer, Refusal)
 		binary.BigEndian.Uint16(reply[end-2:]) != dns.ClassINET {
 		return nil, Question
 	}
-	if string(name) != q.Name {
-		return nil, Spelling
-	}
 	if refusal := judgeHead(q, flags(reply)); refusal != notRefused {
 		return nil, refusal
 	}
 	m := maker{
 		answer: &Answer{Key: q.Key, Flags: flags(reply) &^ flagZ, Life: largestTTL},
-		reply:  reply, zone: dns.CanonicalName(zone), seen: make(map[string]int),
+		reply:  reply, zone: dns.CanonicalName(zone), seen: make(map[string]int), spelled: string(name) != q.Name,
 	}
 	if m.qname, _, _ = dns.UnpackDomainName([]byte(q.Name), 0); m.qname == "" {
 		return nil, Malformed
@@ -85,16 +82,17 @@ func judgeHead(q *Query, bits uint16) Refusal {
 
 // maker makes one answer.
 type maker struct {
-	answer *Answer
-	reply  []byte
-	zone   string
-	qname  string          // as in the answer's Name
-	chain  map[string]bool // the owners that an answer may have: the question's name, and what CNAME records lead to
-	seen   map[string]int  // where a name is in the new message
-	run    runFinder
-	final  bool   // a record of the type that was asked for
-	soa    uint32 // MINIMUM of a SOA record above a name of the chain, that says how long a negative answer lives
-	hasSOA bool
+	answer  *Answer
+	reply   []byte
+	zone    string
+	spelled bool            // the question is not all in lower case
+	qname   string          // as in the answer's Name
+	chain   map[string]bool // the owners that an answer may have: the question's name, and what CNAME records lead to
+	seen    map[string]int  // where a name is in the new message
+	run     runFinder
+	final   bool   // a record of the type that was asked for
+	soa     uint32 // MINIMUM of a SOA record above a name of the chain, that says how long a negative answer lives
+	hasSOA  bool
 }
 
 const (
@@ -318,8 +316,11 @@ func (m *maker) finish(limits Limits) (*Answer, Refusal) {
 	if a.Life == 0 || len(a.TTLs) == 0 {
 		return nil, TTL
 	}
-	if m.offset()+len(a.Body)+optLen > limits.Octets || len(a.TTLs) > limits.Records {
+	if !a.Fits(limits) {
 		return nil, Large
+	}
+	if m.spelled {
+		return nil, Spelling
 	}
 	a.Run = m.run.found()
 	return a, notRefused

@@ -85,7 +85,7 @@ func TestMake(t *testing.T) {
 	}{
 		{name: "an address", records: []string{"a.cluster.local. 5 IN A 10.0.0.1"}, life: 5},
 		{name: "another spelling of the owner", records: []string{"A.cluster.LOCAL. 5 IN A 10.0.0.1"}, life: 5},
-		{name: "another spelling of the question", change: func(m *dns.Msg) { m.Question[0].Name = "a.Cluster.local." }, want: Spelling},
+		{name: "another spelling of the question", records: []string{"a.cluster.local. 5 IN A 10.0.0.1"}, change: func(m *dns.Msg) { m.Question[0].Name = "a.Cluster.local." }, want: Spelling},
 		{name: "the smallest TTL", records: []string{"a.cluster.local. 30 IN CNAME b.cluster.local.", "b.cluster.local. 7 IN A 10.0.0.1", "-", "-", "x.cluster.local. 3 IN A 10.0.0.9"}, life: 3},
 		{name: "several addresses", records: []string{"a.cluster.local. 5 IN A 10.0.0.1", "a.cluster.local. 5 IN A 10.0.0.2", "a.cluster.local. 5 IN A 10.0.0.3"}, life: 5, run: 3},
 		{name: "several TTLs do not change places", records: []string{"a.cluster.local. 5 IN A 10.0.0.1", "a.cluster.local. 6 IN A 10.0.0.2"}, life: 5},
