@@ -2,6 +2,7 @@ package e2e
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -49,8 +50,7 @@ func TestKubernetesCacheTruth(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	// Longer than the test takes: what is answered from the kernel stays there.
-	if err := c.DeployCoreDNS(ctx, 1, strings.Replace(cluster.Corefile, "pods insecure", "pods insecure\n ttl 300", 1)); err != nil {
+	if err := c.DeployCoreDNS(ctx, 1, cluster.Corefile); err != nil {
 		t.Fatal(err)
 	}
 	pods, err := c.CoreDNSPods(ctx)
@@ -142,7 +142,7 @@ func TestKubernetesCoherence(t *testing.T) {
 	c := cluster.Start(t, h.Lab, cluster.Options{Controllers: true})
 	ctx, cancel := context.WithTimeout(t.Context(), 4*time.Minute)
 	defer cancel()
-	if err := c.DeployCoreDNS(ctx, 1, strings.Replace(cluster.Corefile, "pods insecure", "pods insecure\n ttl 300", 1)); err != nil {
+	if err := c.DeployCoreDNS(ctx, 1, cluster.Corefile); err != nil {
 		t.Fatal(err)
 	}
 	pods, err := c.CoreDNSPods(ctx)
@@ -210,5 +210,110 @@ func TestKubernetesCoherence(t *testing.T) {
 	t.Logf("stale after the API had acknowledged: here %v; CoreDNS %v; difference %v", ours, theirs, more)
 	if n := h.dataplane().rose(before, "host", "answered_cached"); n < changes {
 		t.Errorf("only %d answers came from the kernel: %v", n, h.run("cache"))
+	}
+}
+
+// coherentHost is a host that follows a cluster with one CoreDNS, in whose Corefile there is more.
+func coherentHost(t *testing.T, more string) (*host, *cluster.Cluster, netip.AddrPort) {
+	t.Helper()
+	h := raise(t, lab.Options{})
+	c := cluster.Start(t, h.Lab, cluster.Options{Controllers: true})
+	if err := c.DeployCoreDNS(t.Context(), 1, strings.Replace(cluster.Corefile, "kubernetes ", more+"\nkubernetes ", 1)); err != nil {
+		t.Fatal(err)
+	}
+	pods, err := c.CoreDNSPods(t.Context())
+	if err != nil || len(pods) != 1 {
+		t.Fatalf("%d Pods of CoreDNS, %v", len(pods), err)
+	}
+	h.attach(discovered, ranges, cached)
+	h.awaitCoherence("changes of the cluster end them at once")
+	return h, c, pods[0].Addr4()
+}
+
+// awaitCoherence waits until the cache says of changes that they are told, or not.
+func (h *host) awaitCoherence(want string) {
+	h.t.Helper()
+	eventually(h.t, "the cache says: "+want, func() error {
+		if out := h.run("cache"); !strings.Contains(out.stdout, want) {
+			return fmt.Errorf("%v", out)
+		}
+		return nil
+	})
+}
+
+// listed is what the cache says of a name, its first answer.
+func (h *host) listed(name string) (ttl, left uint32, ok bool) {
+	h.t.Helper()
+	var list []struct {
+		TTL  uint32 `json:"ttl"`
+		Left uint32 `json:"ttl_left"`
+	}
+	out := h.run("cache", "ls", "-o", "json", name)
+	if err := json.Unmarshal([]byte(out.stdout), &list); err != nil {
+		h.t.Fatalf("%v: %v", out, err)
+	}
+	if len(list) == 0 {
+		return 0, 0, false
+	}
+	return list[0].TTL, list[0].Left, true
+}
+
+// TestKubernetesCacheWithoutWatch: while the apiserver is away answers of the cluster live for five seconds at most; once it is back what has
+// changed meanwhile is known, and they live as long as CoreDNS says.
+func TestKubernetesCacheWithoutWatch(t *testing.T) {
+	h, c, _ := coherentHost(t, "")
+	const name = "kubernetes.default.svc.cluster.local"
+	a := h.askers()[0]
+	long := func() {
+		t.Helper()
+		eventually(t, "the answer is kept for long", func() error {
+			a.askFor(t, name+".", dns.TypeA)
+			if ttl, left, ok := h.listed(name); !ok || left < 10 {
+				return fmt.Errorf("TTL %d, %d s left, %v", ttl, left, ok)
+			}
+			return nil
+		})
+	}
+	long()
+	if err := c.KillAPIServer(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	h.awaitCoherence("those of the cluster live for 5 s at most")
+	h.warm(t, a, name+".", dns.TypeA)
+	if ttl, left, ok := h.listed(name); ok && left > 5 {
+		t.Errorf("without a watch: TTL %d, %d s left", ttl, left)
+	}
+	if err := c.StartAPIServer(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	h.awaitCoherence("changes of the cluster end them at once")
+	long()
+}
+
+// TestKubernetesCacheOfOtherPlugins: a name of a plugin before that of the cluster's, as K2s has etcd with fallthrough, may change with
+// nobody who tells. It lives for five seconds at most.
+func TestKubernetesCacheOfOtherPlugins(t *testing.T) {
+	h, c, direct := coherentHost(t, "hosts {\n 172.19.1.77 ingress.cluster.local\n ttl 300\n fallthrough\n}")
+	a := h.askers()[0]
+	h.warm(t, a, "ingress.cluster.local.", dns.TypeA)
+	if ttl, left, ok := h.listed("ingress.cluster.local"); ok && (ttl != 300 || left > 5) {
+		t.Errorf("TTL %d, %d s left", ttl, left)
+	}
+	// CoreDNS is restarted, and others come to answer while names are asked for.
+	if err := c.RestartCoreDNS(t.Context(), "again"); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the new CoreDNS is known", func() error {
+		r := h.answered()
+		for _, e := range h.dataplane().Endpoints {
+			if e.Address == direct.String() {
+				return fmt.Errorf("endpoints %v, problems %v", e, r.Problems)
+			}
+		}
+		return nil
+	})
+	h.warm(t, a, "kubernetes.default.svc.cluster.local.", dns.TypeA)
+	if reply := a.askFor(t, "kubernetes.default.svc.cluster.local.", dns.TypeA); len(reply.Answer) != 1 {
+		t.Errorf("got %v", reply)
 	}
 }
