@@ -35,7 +35,11 @@ func (c *corefile) answering(zone string, ports []uint16) (blocks []serverBlock)
 	above := make(map[int][]serverBlock) // by the length of the zone
 	reader := zoneReader{ports: ports}
 	for _, block := range c.blocks {
-		for _, scope := range reader.scope(block) {
+		scopes := reader.scope(block)
+		if reader.unclear { // which zones a block answers is known to CoreDNS only: this one, perhaps
+			scopes, reader.unclear = append(scopes, zone), false
+		}
+		for _, scope := range scopes {
 			switch {
 			case cluster.Below(zone, scope):
 				longest = max(longest, len(scope))
@@ -59,8 +63,10 @@ func (b serverBlock) keeping(zone string) (uncached string, unvouched bool) {
 				return fmt.Sprintf("with the plugin %s, as it is used, answers depend on who asks", plugin), true
 			}
 			unvouched = true
-		case plugin == kubernetesPlugin: // which objects it shows, their labels say: nobody tells of those
-			unvouched = unvouched || b.hasDirective(plugin, "labels") || b.hasDirective(plugin, "namespace_labels")
+		case plugin == kubernetesPlugin: // nobody tells of labels, nor of another cluster's objects
+			unvouched = unvouched || b.hasDirective(plugin, "labels", "namespace_labels", "endpoint", "kubeconfig")
+		case plugin == "loadbalance" && b.ordersBy(plugin):
+			return "with the plugin loadbalance, as it is used, the order of addresses has a meaning", true
 		case plugin == "cache": // an old answer that is given as a new one
 			unvouched = unvouched || b.hasDirective(plugin, "keepttl")
 		case slices.Contains(forwarders, plugin):
@@ -73,10 +79,19 @@ func (b serverBlock) keeping(zone string) (uncached string, unvouched bool) {
 	return "", unvouched
 }
 
-func (b serverBlock) hasDirective(plugin, name string) bool {
+func (b serverBlock) hasDirective(plugin string, names ...string) bool {
 	return slices.ContainsFunc(b.plugins[plugin], func(use pluginUse) bool {
-		_, ok := use.directive(name)
-		return ok
+		return slices.ContainsFunc(names, func(name string) bool {
+			_, ok := use.directive(name)
+			return ok
+		})
+	})
+}
+
+// ordersBy reports whether loadbalance does more than to let addresses take turns (weighted, prefer).
+func (b serverBlock) ordersBy(plugin string) bool {
+	return slices.ContainsFunc(b.plugins[plugin], func(use pluginUse) bool {
+		return len(use.directives) > 0 || len(use.args) > 0 && (use.args[0] != "round_robin" || len(use.args) > 1)
 	})
 }
 
