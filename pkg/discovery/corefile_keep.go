@@ -19,17 +19,18 @@ func (c *corefile) keeping(zone string, ports []uint16) (uncached string, unvouc
 	if len(c.imports) > 0 {
 		return "the Corefile imports " + plain(c.imports[0]) + ", which can't be seen from here", true
 	}
-	for _, block := range c.answering(zone, ports) {
+	blocks := c.answering(zone, ports)
+	for _, block := range blocks {
 		why, more := block.keeping(zone)
 		if why != "" {
 			return why, true
 		}
 		unvouched = unvouched || more
 	}
-	return "", unvouched
+	return "", unvouched || len(blocks) == 0
 }
 
-// answering returns the server blocks that answer names of a zone.
+// answering returns the server blocks that answer names of a zone, or may.
 func (c *corefile) answering(zone string, ports []uint16) (blocks []serverBlock) {
 	longest := -1
 	above := make(map[int][]serverBlock) // by the length of the zone
@@ -37,7 +38,8 @@ func (c *corefile) answering(zone string, ports []uint16) (blocks []serverBlock)
 	for _, block := range c.blocks {
 		scopes := reader.scope(block)
 		if reader.unclear { // which zones a block answers is known to CoreDNS only: this one, perhaps
-			scopes, reader.unclear = append(scopes, zone), false
+			blocks, reader.unclear = append(blocks, block), false
+			continue
 		}
 		for _, scope := range scopes {
 			switch {
@@ -64,7 +66,7 @@ func (b serverBlock) keeping(zone string) (uncached string, unvouched bool) {
 			}
 			unvouched = true
 		case plugin == kubernetesPlugin: // nobody tells of labels, nor of another cluster's objects
-			unvouched = unvouched || b.hasDirective(plugin, "labels", "namespace_labels", "endpoint", "kubeconfig")
+			unvouched = unvouched || b.hasDirective(plugin, "labels", "namespace_labels", "endpoint", "kubeconfig", "multicluster")
 		case plugin == "loadbalance" && b.ordersBy(plugin):
 			return "with the plugin loadbalance, as it is used, the order of addresses has a meaning", true
 		case plugin == "cache": // an old answer that is given as a new one

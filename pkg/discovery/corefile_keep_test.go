@@ -46,6 +46,12 @@ func TestKeeping(t *testing.T) {
 		"template with plain words":    {corefile: block(".:53", "template IN HINFO . {\n rcode NXDOMAIN\n}", kubernetes), unvouched: true},
 		"a plugin that nobody knows":   {corefile: block(".:53", "frobnicate", kubernetes), uncached: "frobnicate"},
 		"an import":                    {corefile: "import /etc/coredns/custom/*.server\n" + block(".:53", kubernetes), uncached: "import"},
+		"beside such a zone":           {corefile: block("{$DOMAIN}:53", "kubernetes") + block(".:53", "acl {\n block\n}", kubernetes), uncached: "acl"},
+		"another port of such a zone":  {corefile: block("{$DOMAIN}:5300", "acl {\n block\n}", "kubernetes") + block(".:53", kubernetes)},
+		"several clusters":             {corefile: block(".:53", "kubernetes cluster.local clusterset.local {\n multicluster clusterset.local\n}"), unvouched: true},
+		"dynamic updates":              {corefile: block("cluster.local:53", "dynupdate {\n file db\n}"), unvouched: true},
+		"updates of another zone":      {corefile: block(".:53", kubernetes, "dynupdate k2s.test {\n file db\n}")},
+		"nobody answers":               {corefile: block("other.test", "hosts"), unvouched: true},
 		"another port":                 {corefile: block(".:5300", "acl {\n block\n}") + block(".:53", kubernetes)},
 	} {
 		t.Run(name, func(t *testing.T) {

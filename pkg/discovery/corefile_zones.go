@@ -33,6 +33,7 @@ var authorities = map[string]authority{
 	"auto":           {},
 	"secondary":      {},
 	"nomad":          {},
+	"dynupdate":      {},
 	"file":           {skip: 1},                // file DBFILE [ZONES...]
 	"hosts":          {skip: 1},                // hosts [FILE [ZONES...]]
 	"template":       {skip: 2},                // template CLASS TYPE [ZONES...]
@@ -51,7 +52,7 @@ var forwarders = []string{"forward", "grpc", "proxy", "fanout", "unbound"}
 // forwards.
 var helpers = []string{
 	"acl", "any", "autopath", "bind", "bufsize", "cache", "cancel", "chaos", "debug", "dns64", "dnssec", "dnstap",
-	"dynupdate", "errors", "geoip", "grpc_server", "header", "health", "https", "https3", "import", "loadbalance", "local",
+	"errors", "geoip", "grpc_server", "header", "health", "https", "https3", "import", "loadbalance", "local",
 	"log", "loop", "metadata", "minimal", "multisocket", "nsid", "on", "pprof", "prometheus", "proxyproto", "quic", "ready",
 	"reload", "rewrite", "root", "shed", "siit", "sign", "timeouts", "tls", "trace", "transfer", "tsig", "view",
 }
