@@ -106,7 +106,7 @@ func TestCache(t *testing.T) {
 					}
 				}
 				// The names of a SOA record may be spelled as the asker spelled the zone.
-				if strings.ToLower(cold.String()) != strings.ToLower(warm.String()) {
+				if !strings.EqualFold(cold.String(), warm.String()) {
 					t.Errorf("%s: cold\n%v\nwarm\n%v", a.name, cold, warm)
 				}
 			}
