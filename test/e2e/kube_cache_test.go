@@ -39,31 +39,8 @@ func TestKubernetesCacheTruth(t *testing.T) {
 	c := cluster.Start(t, h.Lab, cluster.Options{Controllers: true})
 	ctx, cancel := context.WithTimeout(t.Context(), 4*time.Minute)
 	defer cancel()
-	services, endpointSlices := truthObjects()
-	for _, s := range services {
-		if _, err := c.Client.CoreV1().Services(s.Namespace).Create(ctx, s, metav1.CreateOptions{}); err != nil {
-			t.Fatal(err)
-		}
-	}
-	for _, s := range endpointSlices {
-		if _, err := c.Client.DiscoveryV1().EndpointSlices(s.Namespace).Create(ctx, s, metav1.CreateOptions{}); err != nil {
-			t.Fatal(err)
-		}
-	}
-	if err := c.DeployCoreDNS(ctx, 1, cluster.Corefile); err != nil {
-		t.Fatal(err)
-	}
-	pods, err := c.CoreDNSPods(ctx)
-	if err != nil || len(pods) != 1 {
-		t.Fatalf("%d Pods of CoreDNS, %v", len(pods), err)
-	}
+	direct, questions := truthCluster(ctx, t, c)
 	h.attach(discovered, ranges, ranges6, cached)
-	list, err := c.Client.CoreV1().Services("").List(ctx, metav1.ListOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	questions := truthQuestions(list.Items)
-	direct := pods[0].Addr4()
 	before := h.dataplane()
 	for form, edit := range map[string]func(*dns.Msg){
 		"plain":       func(*dns.Msg) {},

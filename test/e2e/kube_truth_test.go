@@ -126,13 +126,10 @@ func canonical(m *dns.Msg) string {
 	return fmt.Sprintf("%+v\n%v\nanswer\n%s\nauthority\n%s\nadditional\n%s", header, m.Question, section(m.Answer), section(m.Ns), section(m.Extra))
 }
 
-// TestKubernetesTruth compares what this host is answered with what CoreDNS answers who asks it directly, for the whole of the
-// Kubernetes DNS specification, by UDP and TCP.
-func TestKubernetesTruth(t *testing.T) {
-	h := raise(t, lab.Options{})
-	c := cluster.Start(t, h.Lab, cluster.Options{Controllers: true})
-	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
-	defer cancel()
+// truthCluster makes the objects of the comparison and one CoreDNS, and returns that and what to ask. One, since the serial number in a
+// SOA record is its own.
+func truthCluster(ctx context.Context, t *testing.T, c *cluster.Cluster) (direct netip.AddrPort, questions []dns.Question) {
+	t.Helper()
 	services, endpointSlices := truthObjects()
 	for _, s := range services {
 		if _, err := c.Client.CoreV1().Services(s.Namespace).Create(ctx, s, metav1.CreateOptions{}); err != nil {
@@ -144,7 +141,6 @@ func TestKubernetesTruth(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	// One replica: the serial number in its SOA is its own.
 	if err := c.DeployCoreDNS(ctx, 1, cluster.Corefile); err != nil {
 		t.Fatal(err)
 	}
@@ -152,12 +148,22 @@ func TestKubernetesTruth(t *testing.T) {
 	if err != nil || len(pods) != 1 {
 		t.Fatalf("%d Pods of CoreDNS, %v", len(pods), err)
 	}
-	h.attach(discovered, ranges, ranges6)
 	list, err := c.Client.CoreV1().Services("").List(ctx, metav1.ListOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}
-	questions := truthQuestions(list.Items)
+	return pods[0].Addr4(), truthQuestions(list.Items)
+}
+
+// TestKubernetesTruth compares what this host is answered with what CoreDNS answers who asks it directly, for the whole of the
+// Kubernetes DNS specification, by UDP and TCP.
+func TestKubernetesTruth(t *testing.T) {
+	h := raise(t, lab.Options{})
+	c := cluster.Start(t, h.Lab, cluster.Options{Controllers: true})
+	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
+	defer cancel()
+	direct, questions := truthCluster(ctx, t, c)
+	h.attach(discovered, ranges, ranges6)
 	names := make(map[string]bool)
 	for _, q := range questions {
 		names[q.Name] = true
@@ -166,7 +172,6 @@ func TestKubernetesTruth(t *testing.T) {
 		t.Fatalf("only %d names, want at least 200", len(names))
 	}
 	before := h.dataplane()
-	direct := pods[0].Addr4()
 	kinds := make(map[string]int)
 	for _, network := range []string{"udp", "tcp"} {
 		for _, q := range questions {
