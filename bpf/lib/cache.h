@@ -405,8 +405,8 @@ static __always_inline int store_reply(struct __sk_buff *skb, __u32 to, const st
 static __always_inline int write_reply(struct __sk_buff *skb, const struct dns_pkt *pkt, struct dns_scratch *scratch,
                                        bool local)
 {
-	__u32 question_end = pkt->dns_off + sizeof(struct dnshdr) + scratch->answer.name_length +
-	                     sizeof(struct dns_question_tail);
+	__u32 question_end =
+		pkt->dns_off + sizeof(struct dnshdr) + scratch->answer.name_length + sizeof(struct dns_question_tail);
 	__u32 csum_off = (pkt->l4_off & 0x3f) + __builtin_offsetof(struct udphdr, check);
 	__u32 dns_end = question_end + scratch->reply_length;
 	__be16 old_length = bpf_htons(pkt->dns_end - pkt->l4_off);

@@ -29,7 +29,7 @@ struct dnshdr {
 #define DNS_CLASS_IN_BE    bpf_htons(1)
 #define DNS_TYPE_OPT_BE    bpf_htons(41)
 #define DNS_SIZE_MIN       512 /* octets of a message that everybody takes (RFC 1035 section 2.3.4) */
-#define DNS_EDNS_PADDING   12 /* RFC 7830 */
+#define DNS_EDNS_PADDING   12  /* RFC 7830 */
 
 /* Behind the name of a question. */
 struct dns_question_tail {
@@ -228,7 +228,8 @@ __noinline int load_question(struct __sk_buff *skb, __u32 offset)
 	if (!scratch || !config)
 		return 0;
 	load_name((void *)(long)skb->data, (void *)(long)skb->data_end, offset, scratch);
-	scratch->question_hash = hash_name(hash_word(config->question_seed, scratch->qtype_be), 0, scratch->name_length);
+	scratch->question_hash =
+		hash_name(hash_word(config->question_seed, scratch->qtype_be), 0, scratch->name_length);
 	return 0;
 }
 

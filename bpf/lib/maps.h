@@ -105,8 +105,8 @@ struct {
 } dns_stats SEC(".maps");
 
 /*
- * The cache of answers. Written by the daemon, the elements through shared memory. Not pinned: other programs than those
- * of the daemon that vouches for the answers must not give them.
+ * The cache of answers. Written by the daemon, the elements through shared memory. Not pinned: other programs than
+ * those of the daemon that vouches for the answers must not give them.
  */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
@@ -186,15 +186,17 @@ struct dns_scratch {
 
 	__u64 draws; /* how often a NAT port was drawn for, of all packets */
 
-	/* Then by find_answer(), a copy that nobody writes to, and by build_answer(), of what is behind the question. */
+	/* Then by find_answer(), a copy that nobody writes to, and by build_answer(), of what is behind the question.
+	 */
 	struct dns_answer answer;
-	__u8 answer_data[4096 + 64]; /* with room for what the verifier can't rule out: a place, and as much from there */
-	__u32 fence;                       /* see read_fence() */
-	__u32 uses;                        /* see count_use() */
-	__u32 answer_age;                  /* seconds, rounded up */
-	__u32 reply_length;                /* octets behind the question, at answer.body_off */
-	__u32 reply_sum;                   /* of them */
-	__u32 reply_turn;                  /* octets of the records that change places and are not first */
+	__u8 answer_data[4096 +
+	                 64]; /* with room for what the verifier can't rule out: a place, and as much from there */
+	__u32 fence;          /* see read_fence() */
+	__u32 uses;           /* see count_use() */
+	__u32 answer_age;     /* seconds, rounded up */
+	__u32 reply_length;   /* octets behind the question, at answer.body_off */
+	__u32 reply_sum;      /* of them */
+	__u32 reply_turn;     /* octets of the records that change places and are not first */
 
 	/* Apart: no query is looked at while its reply is. */
 	struct dns_offer offer;

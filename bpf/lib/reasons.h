@@ -33,7 +33,7 @@
 	X(refused_source)   /* from outside the allowed prefixes; dropped */       \
 	X(refused_message)  /* can be no query: too short, or QR=1; dropped */     \
 	X(steered_fallback) /* to a former server: the daemon is dead */           \
-	X(answered_failure) /* SERVFAIL: no endpoint, or no free NAT port */      \
+	X(answered_failure) /* SERVFAIL: no endpoint, or no free NAT port */       \
 	X(answered_cached)  /* from dns_answers_* */
 
 enum dns_reason {

@@ -48,10 +48,11 @@ struct dns_config {
 	__u64 heartbeat_limit_ns; /* a daemon silent for longer is dead; 0: it is never taken for dead */
 	__u16 nat_port_min;       /* NAT ports are drawn from [min, min + count) */
 	__u16 nat_port_count;     /* at most DNS_NAT_PORTS_MAX */
-	__u16 answers; /* 1: queries are answered from dns_answers_*, and replies offered in dns_offers */
+	__u16 answers;            /* 1: queries are answered from dns_answers_*, and replies offered in dns_offers */
 	__u16 zone_shapes_count;
 	struct dns_zone_shape zone_shapes[DNS_ZONE_SHAPES_MAX]; /* of dns_zones, without repetition, longest first */
-	__u32 generation; /* of what the daemon knows of the cluster: a query's reply is offered with the one of its start */
+	__u32 generation; /* of what the daemon knows of the cluster: a query's reply is offered with the one of its
+	                     start */
 	__u32 reserved;
 };
 _Static_assert(sizeof(struct dns_config) == 128, "layout is shared with user space");
